@@ -1,0 +1,1 @@
+"""The embedmill stage: image shards in, embedding shards out."""

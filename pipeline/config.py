@@ -1,0 +1,208 @@
+"""The run configuration: YAML to frozen, validated records. Every key that a person types is here."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_SHARD_OUTPUT_BYTES = 4 << 30  # one conditional put; multipart uploads have no create-only mode
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A frozen mapping that refuses unknown keys and silent conversions."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True
+    )
+
+
+class MetadataColumn(Section):
+    name: str
+    """Column name in the output."""
+    member: str = "json"
+    """Extension of the member that holds it, without the dot (json, txt, cls ...)."""
+    field: str | None = None
+    """Field of a JSON member, dots go into nested objects; null takes the whole member as text."""
+    type: Literal["string", "int64", "float64", "bool", "json"] = "string"
+    required: bool = False
+    """A sample without it is rejected (missing_metadata) instead of getting null and a counted warning."""
+
+
+class InputConfig(Section):
+    shards: str | list[str] = Field(default_factory=list)
+    """WebDataset tar shards: one or a list of paths or URLs, with brace ranges and globs."""
+    shards_file: str | None = None
+    """Text file (path or URL) with one specification per line; empty lines and # comments are skipped."""
+    key_split: Literal["first_dot", "last_dot"] = "first_dot"
+    """Where a member's base name ends and its extension begins. first_dot is WebDataset's rule."""
+    on_truncated: Literal["fail", "keep"] = "fail"
+    """keep publishes what was whole in a truncated tar and marks the output incomplete."""
+    metadata: list[MetadataColumn] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _some_shards(self) -> Self:
+        if not self.shards and self.shards_file is None:
+            raise ValueError("shards or shards_file must name at least one shard")
+        names = [column.name for column in self.metadata]
+        reserved = {"key", "shard", "index", "embedding", "height", "width", "grid_h", "grid_w"}
+        clash = [name for name in names if name in reserved or names.count(name) > 1]
+        if clash:
+            raise ValueError(f"metadata column {clash[0]!r} is taken; choose another name")
+        return self
+
+
+class OutputConfig(Section):
+    path: str
+    dtype: Literal["float16", "float32"] = "float16"
+    """float16 halves the output; unit vectors lose about 3e-4 of their length to it."""
+    normalize: bool = True
+    """Divide each vector by its L2 norm, as similarity search expects."""
+
+
+class ModelConfig(Section):
+    checkpoint: str
+    """Folder with config.json and *.safetensors, Hugging Face id, or storage URL."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face id; the run pins what it resolved to."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 where Encoders have a GPU, float32 on CPU."""
+    attention: Literal["auto", "reference", "sdpa", "varlen"] = "auto"
+    """auto: varlen on CUDA, sdpa on CPU. What it became is logged and recorded."""
+
+
+class PreprocessConfig(Section):
+    max_num_patches: PositiveInt = 256
+    """Patches per image at most; 256 is the checkpoints' default, they were trained up to 1024."""
+    decode: Literal["exact", "reduced"] = "exact"
+    """reduced decodes JPEG at a smaller scale (never below twice the target): faster, pixels change."""
+    resize_kernel: Literal["torch", "pillow", "auto"] = "auto"
+    """auto: torch's uint8 kernel where the CPU has it (AVX2, arm64), Pillow elsewhere; recorded."""
+    exif_orientation: bool = True
+    """Turn photos as their EXIF orientation says; transformers leaves that to the caller."""
+    background: Literal["white", "black", "gray", "drop"] = "white"
+    """What transparent pixels are laid on; drop ignores the alpha channel."""
+    icc: Literal["ignore", "apply"] = "ignore"
+    """apply converts embedded colour profiles to sRGB; off for parity with transformers."""
+    truncated_images: Literal["reject", "accept"] = "reject"
+    """accept keeps what was decoded of a cut file and marks its row."""
+    max_image_pixels: PositiveInt = 178_956_970
+    """Read from the header before decoding; the default is twice Pillow's warning level."""
+    max_image_bytes: PositiveInt = 256 << 20
+    decode_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds one image may decode. Honest photos need under 1 s for 100 megapixels."""
+
+
+class PackingConfig(Section):
+    token_budget: PositiveInt = 16_384
+    """Tokens in one pack at most: 64 images of 256 patches, 12.6 MB of uint8."""
+    look_ahead: Annotated[int, Field(ge=0)] = 64
+    """Images held back to fill a pack. 0 packs in arrival order."""
+    streams_per_encoder: PositiveInt = 4
+    """Shards an Encoder has open at once: one GPU eats many CPU streams."""
+    packs_in_flight: PositiveInt = 2
+    """Finished packs a stream may hold in the object store before it waits."""
+
+
+class EncoderPool(Section):
+    min: Annotated[int, Field(ge=0)] = 1
+    max: PositiveInt = 1
+    num_gpus: Annotated[float, Field(ge=0)] = 1
+    num_cpus: Annotated[float, Field(gt=0)] = 1
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: cuda where num_gpus > 0, else cpu."""
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        return _ordered(self, self.min, self.max)
+
+
+class PreprocessorPool(Section):
+    min: PositiveInt = 1
+    max: PositiveInt = 2
+    num_cpus: Annotated[float, Field(gt=0)] = 1
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        return _ordered(self, self.min, self.max)
+
+
+class WorkersConfig(Section):
+    encoders: EncoderPool = Field(default_factory=EncoderPool)
+    preprocessors: PreprocessorPool = Field(default_factory=PreprocessorPool)
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Autoscaled GPU nodes take minutes; after this the actors that found no place are named."""
+
+
+class RayConfig(Section):
+    address: str | None = None
+    """null: the job's cluster, or a Ray of its own on this machine."""
+
+
+class StorageConfig(Section):
+    """Options by scheme, handed to obstore; credentials belong in the environment."""
+
+    s3: dict[str, str | bool] = Field(default_factory=dict)
+    gs: dict[str, str | bool] = Field(default_factory=dict)
+    az: dict[str, str | bool] = Field(default_factory=dict)
+    http: dict[str, str | bool] = Field(default_factory=dict)
+    range_mib: Annotated[int, Field(ge=1, le=64)] = 8
+    """Bytes of one ranged GET."""
+    read_ahead: Annotated[int, Field(ge=0, le=16)] = 2
+    """Ranges fetched ahead of the decoder."""
+    retries: Annotated[int, Field(ge=0, le=20)] = 6
+    """Tries again for transient errors, with backoff from 0.2 s doubling to 20 s: about a minute."""
+
+
+class LimitsConfig(Section):
+    max_reject_share: Fraction = 0.5
+    """Of all images read, once min_images_for_share were; above it the run stops."""
+    min_images_for_share: PositiveInt = 1000
+    max_consecutive_rejects: PositiveInt = 500
+    """In one shard's stream; a wrong setting rejects everything."""
+    shard_attempts: PositiveInt = 3
+    """Then the shard is quarantined and the run goes on without it."""
+    stall_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+
+
+class RunConfig(Section):
+    input: InputConfig
+    output: OutputConfig
+    model: ModelConfig
+    preprocess: PreprocessConfig = Field(default_factory=PreprocessConfig)
+    packing: PackingConfig = Field(default_factory=PackingConfig)
+    workers: WorkersConfig = Field(default_factory=WorkersConfig)
+    ray: RayConfig = Field(default_factory=RayConfig)
+    storage: StorageConfig = Field(default_factory=StorageConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+
+    @model_validator(mode="after")
+    def _one_image_fits(self) -> Self:
+        patches, budget = self.preprocess.max_num_patches, self.packing.token_budget
+        if patches > budget:
+            raise ValueError(
+                f"packing.token_budget must be at least preprocess.max_num_patches ({patches}), "
+                f"got {budget}: a single image would not fit a pack"
+            )
+        return self
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """What `workers.encoders.device: auto` means; the same on every node."""
+        pool = self.workers.encoders
+        if pool.device != "auto":
+            return pool.device
+        return "cuda" if pool.num_gpus > 0 else "cpu"
+
+    @property
+    def model_dtype(self) -> Literal["float32", "bfloat16"]:
+        if self.model.dtype != "auto":
+            return self.model.dtype
+        return "bfloat16" if self.device == "cuda" else "float32"
+
+
+def _ordered(pool: Any, low: int, high: int) -> Any:
+    if low > high:
+        raise ValueError(f"min must be at most max, got min {low} and max {high}")
+    return pool
