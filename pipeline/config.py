@@ -1,6 +1,6 @@
-"""The run configuration: YAML to frozen, validated records. Every key that a person types is here."""
+"""The run configuration as frozen, validated records. Every key that a person types is here."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -27,14 +27,14 @@ class MetadataColumn(Section):
     """Field of a JSON member, dots go into nested objects; null takes the whole member as text."""
     type: Literal["string", "int64", "float64", "bool", "json"] = "string"
     required: bool = False
-    """A sample without it is rejected (missing_metadata) instead of getting null and a counted warning."""
+    """A sample without it is rejected (missing_metadata); otherwise null and a counted warning."""
 
 
 class InputConfig(Section):
     shards: str | list[str] = Field(default_factory=list)
     """WebDataset tar shards: one or a list of paths or URLs, with brace ranges and globs."""
     shards_file: str | None = None
-    """Text file (path or URL) with one specification per line; empty lines and # comments are skipped."""
+    """Text file (path or URL), one specification per line; empty lines and # comments are skipped."""
     key_split: Literal["first_dot", "last_dot"] = "first_dot"
     """Where a member's base name ends and its extension begins. first_dot is WebDataset's rule."""
     on_truncated: Literal["fail", "keep"] = "fail"
@@ -76,7 +76,7 @@ class PreprocessConfig(Section):
     max_num_patches: PositiveInt = 256
     """Patches per image at most; 256 is the checkpoints' default, they were trained up to 1024."""
     decode: Literal["exact", "reduced"] = "exact"
-    """reduced decodes JPEG at a smaller scale (never below twice the target): faster, pixels change."""
+    """reduced decodes JPEG at a smaller scale, never below twice the target: faster, pixels change."""
     resize_kernel: Literal["torch", "pillow", "auto"] = "auto"
     """auto: torch's uint8 kernel where the CPU has it (AVX2, arm64), Pillow elsewhere; recorded."""
     exif_orientation: bool = True
@@ -115,7 +115,8 @@ class EncoderPool(Section):
 
     @model_validator(mode="after")
     def _range(self) -> Self:
-        return _ordered(self, self.min, self.max)
+        _check_order(self.min, self.max)
+        return self
 
 
 class PreprocessorPool(Section):
@@ -125,7 +126,8 @@ class PreprocessorPool(Section):
 
     @model_validator(mode="after")
     def _range(self) -> Self:
-        return _ordered(self, self.min, self.max)
+        _check_order(self.min, self.max)
+        return self
 
 
 class WorkersConfig(Section):
@@ -152,7 +154,7 @@ class StorageConfig(Section):
     read_ahead: Annotated[int, Field(ge=0, le=16)] = 2
     """Ranges fetched ahead of the decoder."""
     retries: Annotated[int, Field(ge=0, le=20)] = 6
-    """Tries again for transient errors, with backoff from 0.2 s doubling to 20 s: about a minute."""
+    """Tries again for transient errors, with backoff from 0.2 s doubling to 20 s."""
 
 
 class LimitsConfig(Section):
@@ -202,7 +204,6 @@ class RunConfig(Section):
         return "bfloat16" if self.device == "cuda" else "float32"
 
 
-def _ordered(pool: Any, low: int, high: int) -> Any:
+def _check_order(low: int, high: int) -> None:
     if low > high:
         raise ValueError(f"min must be at most max, got min {low} and max {high}")
-    return pool
