@@ -1,0 +1,43 @@
+"""Image bytes to patches: decode, target grid, resize, cut."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from encoder.grid import target_grid
+from pipeline.config import PreprocessConfig
+from pipeline.decode import decode
+from pipeline.records import PatchedImage, RawSample
+from pipeline.resize import RGB, resize, resolve_kernel
+
+__all__ = ["patchify", "prepare", "resolve_kernel"]
+
+
+def prepare(
+    sample: RawSample, config: PreprocessConfig, *, patch_size: int, kernel: str
+) -> PatchedImage:
+    """The patches of one image, with the bytes of transformers' Siglip2ImageProcessor.
+
+    Raises SampleError where the image is bad; anything else is a fault of ours.
+    """
+    image = decode(sample.image, config)
+    height, width = image.shape[:2]
+    h, w = target_grid(
+        height, width, patch_size=patch_size, max_num_patches=config.max_num_patches
+    )
+    resized = resize(image, h * patch_size, w * patch_size, kernel)
+    return PatchedImage(
+        id=sample.id,
+        index=sample.index,
+        pixel_values=patchify(resized, patch_size),
+        grid=(h, w),
+        source_size=(height, width),
+        metadata=sample.metadata,
+    )
+
+
+def patchify(image: RGB, patch_size: int) -> NDArray[np.uint8]:
+    """u8 [h * w, patch_size^2 * 3]: patches row-major; in a patch row, column, channel fastest."""
+    height, width, channels = image.shape
+    h, w = height // patch_size, width // patch_size
+    blocks = image.reshape(h, patch_size, w, patch_size * channels)
+    return blocks.transpose(0, 2, 1, 3).reshape(h * w, patch_size * patch_size * channels)
