@@ -1,0 +1,157 @@
+"""What an output folder holds and which run it belongs to: names, fingerprint, `_run.json`."""
+
+import hashlib
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError, OutputError
+from pipeline.storage import Storage
+
+RUN_FILE = "_run.json"
+EMBEDDINGS, REJECTS, FAILED = "embeddings", "rejects", "failed"
+# Versions that can matter when a figure or a vector is questioned later.
+_RECORDED = ("embedmill", "torch", "numpy", "pillow", "simplejpeg", "pyarrow", "ray", "obstore")
+_MAX_STEM = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the driver knows of the checkpoint before any Encoder starts."""
+
+    checkpoint: str
+    revision: str | None  # commit of a Hugging Face id
+    digest: str  # sha256 over the vision tower's weights and configuration
+    patch_size: int
+    width: int  # D of the output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Everything that can change a vector or a row; nothing that cannot."""
+
+    fields: Mapping[str, Any]
+
+    @property
+    def sha(self) -> str:
+        text = json.dumps(self.fields, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_fingerprint(config: RunConfig, model: ModelFacts, kernel: str) -> Fingerprint:
+    """The fingerprint of a resolved run. Packing, workers, attention and cluster are left out."""
+    fields: dict[str, Any] = {
+        "model.digest": model.digest,
+        "model.revision": model.revision,
+        "model.dtype": config.model_dtype,
+        "output.dtype": config.output.dtype,
+        "output.normalize": config.output.normalize,
+        "input.key_split": config.input.key_split,
+        "input.on_truncated": config.input.on_truncated,
+        "input.metadata": [column.model_dump() for column in config.input.metadata],
+    }
+    for key, value in config.preprocess.model_dump().items():
+        fields[f"preprocess.{key}"] = value
+    fields["preprocess.resize_kernel"] = kernel  # what auto became
+    return Fingerprint(fields=fields)
+
+
+def output_name(shard: str) -> str:
+    """Readable stem plus 16 hex digits of the shard id's sha256: a pure function of the shard."""
+    base = posixpath.basename(shard)
+    stem = re.sub(r"\.(tar|tgz|tar\.\w+)$", "", base, flags=re.IGNORECASE)
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("._")[:_MAX_STEM] or "shard"
+    return f"{stem}-{_hash_hex(shard)}"
+
+
+def embeddings_url(output: str, shard: str) -> str:
+    return f"{output}/{EMBEDDINGS}/{output_name(shard)}.parquet"
+
+
+def rejects_url(output: str, shard: str, attempt: str) -> str:
+    return f"{output}/{REJECTS}/{output_name(shard)}.{attempt}.parquet"
+
+
+def failed_url(output: str, shard: str) -> str:
+    return f"{output}/{FAILED}/{output_name(shard)}.json"
+
+
+def pending_shards(storage: Storage, output: str, shards: Iterable[str]) -> list[str]:
+    """The shards without an embeddings object, in their order; from one listing, no other state.
+
+    Raises ConfigError where two shards would write one output.
+    """
+    done = {
+        int(match.group(1), 16)
+        for info in storage.list(f"{output}/{EMBEDDINGS}/")
+        if (match := re.search(r"-([0-9a-f]{16})\.parquet$", info.url))
+    }
+    seen: set[int] = set()
+    pending = []
+    for shard in shards:
+        number = int(_hash_hex(shard), 16)
+        if number in seen:
+            raise ConfigError(f"two input shards have one output name: {output_name(shard)}")
+        seen.add(number)
+        if number not in done:
+            pending.append(shard)
+    return pending
+
+
+def open_run(
+    storage: Storage, output: str, config: RunConfig, model: ModelFacts, fingerprint: Fingerprint
+) -> bool:
+    """True when `_run.json` was created now, False when the folder already belongs to this run.
+
+    Raises OutputError where it belongs to a run with another fingerprint.
+    """
+    record = {
+        "fingerprint": fingerprint.sha,
+        "fields": dict(fingerprint.fields),
+        "model": {
+            "checkpoint": model.checkpoint,
+            "revision": model.revision,
+            "digest": model.digest,
+            "patch_size": model.patch_size,
+            "width": model.width,
+        },
+        "config": config.model_dump(mode="json"),
+        "versions": recorded_versions(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    url = f"{output}/{RUN_FILE}"
+    if storage.create(url, json.dumps(record, indent=2).encode()):
+        return True
+    check_fingerprint(json.loads(storage.read(url)), fingerprint, output)
+    return False
+
+
+def check_fingerprint(stored: Mapping[str, Any], fingerprint: Fingerprint, output: str) -> None:
+    """None; raises OutputError with the differing fields where `_run.json` names another run."""
+    if stored["fingerprint"] == fingerprint.sha:
+        return
+    old, new = stored["fields"], fingerprint.fields
+    differing = [
+        f"  {name}: {old.get(name)!r} there, {new.get(name)!r} now"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+    raise OutputError(
+        f"{output} holds embeddings of another run: fingerprint {stored['fingerprint'][:16]} "
+        f"there, {fingerprint.sha[:16]} now.\n" + "\n".join(differing) + "\n"
+        "Vectors of two kinds must not mix: choose another output.path, or set these fields back."
+    )
+
+
+def recorded_versions() -> dict[str, str]:
+    return {name: version(name) for name in _RECORDED}
+
+
+def _hash_hex(shard: str) -> str:
+    return hashlib.sha256(shard.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,0 +1,222 @@
+"""The two halves of the stage as plain functions: shard to packs, packs to a published shard.
+
+The actors run these same functions; `run_plain` joins them in one loop without Ray.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from encoder.batch import PackedBatch
+from pipeline.config import RunConfig
+from pipeline.errors import RejectionLimitError, SampleError
+from pipeline.manifest import Fingerprint, ModelFacts, recorded_versions
+from pipeline.packing import group_images, make_pack
+from pipeline.preprocess import prepare
+from pipeline.records import (
+    EmbeddingBlock,
+    End,
+    Pack,
+    PatchedImage,
+    RawSample,
+    Rejection,
+    Rejections,
+    ShardReport,
+    StreamItem,
+)
+from pipeline.shards import ShardSamples
+from pipeline.storage import Storage
+from pipeline.writer import Lease, Outcome, ShardWriter, embeddings_schema
+
+Encode = Callable[[PackedBatch], Any]  # -> float32 [N, D]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What every worker must know of the run; made once by the driver, small enough to send."""
+
+    config: RunConfig
+    output: str  # canonical URL of the output folder, no slash at its end
+    model: ModelFacts
+    fingerprint: Fingerprint
+    kernel: str  # resize kernel that every Preprocessor must use
+
+    @property
+    def schema(self) -> pa.Schema:
+        config = self.config
+        return embeddings_schema(config.input, config.output.dtype, self.model.width)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """Counts of one shard while it streams."""
+
+    read: int = 0
+    packed: int = 0
+    consecutive: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    unsent: list[Rejection] = field(default_factory=list)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+
+def prepare_shard(shard: str, plan: RunPlan, storage: Storage) -> Iterator[StreamItem]:
+    """Yields the packs and rejections of a shard, and last its End.
+
+    Raises ShardError and StorageError where the shard cannot be read whole, RejectionLimitError
+    where too many images in a row are rejected.
+    """
+    config = plan.config
+    tally = _Tally()
+    with storage.open(shard) as stream:
+        samples = ShardSamples(
+            stream,
+            shard=shard,
+            config=config.input,
+            size=stream.info.size,
+            max_image_bytes=config.preprocess.max_image_bytes,
+        )
+        groups = group_images(
+            _patched(samples, plan, tally),
+            token_budget=config.packing.token_budget,
+            look_ahead=config.packing.look_ahead,
+        )
+        for group in groups:
+            yield from _unsent(tally)
+            start = time.perf_counter()
+            pack = make_pack(group)
+            pack.batch.check_grids(
+                patch_size=plan.model.patch_size,
+                max_num_patches=config.preprocess.max_num_patches,
+            )
+            tally.seconds["pack"] += time.perf_counter() - start
+            tally.packed += pack.batch.num_images
+            yield pack
+        yield from _unsent(tally)
+        report = ShardReport(
+            shard=shard,
+            read=tally.read,
+            embedded=tally.packed,
+            rejected=dict(tally.rejected),
+            skipped=dict(samples.skipped),
+            warnings=dict(samples.warnings),
+            bytes_read=stream.info.size,
+            seconds=dict(tally.seconds),
+        )
+        yield End(
+            report=report,
+            size=stream.info.size,
+            etag=stream.info.etag,
+            complete=samples.complete,
+        )
+
+
+def _patched(
+    samples: Iterable[RawSample | Rejection], plan: RunPlan, tally: _Tally
+) -> Iterator[PatchedImage]:
+    start = time.perf_counter()
+    for sample in samples:
+        read_at = time.perf_counter()
+        tally.seconds["read"] += read_at - start
+        tally.read += 1
+        result = sample if isinstance(sample, Rejection) else _prepare(sample, plan)
+        tally.seconds["prepare"] += time.perf_counter() - read_at
+        if isinstance(result, Rejection):
+            _reject(result, plan, tally)
+        else:
+            tally.consecutive = 0
+            yield result
+        start = time.perf_counter()
+
+
+def _prepare(sample: RawSample, plan: RunPlan) -> PatchedImage | Rejection:
+    try:
+        return prepare(
+            sample,
+            plan.config.preprocess,
+            patch_size=plan.model.patch_size,
+            kernel=plan.kernel,
+        )
+    except SampleError as error:
+        return Rejection(
+            id=sample.id,
+            index=sample.index,
+            reason=error.reason,
+            detail=error.detail,
+            member=sample.member,
+        )
+
+
+def _reject(rejection: Rejection, plan: RunPlan, tally: _Tally) -> None:
+    tally.rejected[rejection.reason.value] += 1
+    tally.unsent.append(rejection)
+    tally.consecutive += 1
+    limit = plan.config.limits.max_consecutive_rejects
+    if tally.consecutive >= limit:
+        reasons = ", ".join(f"{name} {count}" for name, count in tally.rejected.most_common(3))
+        raise RejectionLimitError(
+            f"{limit} images in a row were rejected in {rejection.id.shard} ({reasons}; the last: "
+            f"{rejection.id.key!r}, {rejection.detail}). The data or a setting is wrong; if it is "
+            f"meant, raise limits.max_consecutive_rejects."
+        )
+
+
+def _unsent(tally: _Tally) -> Iterator[Rejections]:
+    if tally.unsent:
+        yield Rejections(items=tuple(tally.unsent))
+        tally.unsent = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseResult:
+    outcome: Outcome
+    report: ShardReport
+
+
+def shard_writer(lease: Lease, plan: RunPlan, storage: Storage, encoder: str) -> ShardWriter:
+    """The writer of one lease; `encoder` says in the footer how vectors were computed."""
+    footer = {
+        "fingerprint": plan.fingerprint.sha,
+        "checkpoint": plan.model.checkpoint,
+        "revision": plan.model.revision,
+        "digest": plan.model.digest,
+        "kernel": plan.kernel,
+        "encoder": encoder,
+        "versions": recorded_versions(),
+    }
+    return ShardWriter(
+        lease=lease,
+        storage=storage,
+        output=plan.output,
+        schema=plan.schema,
+        footer=footer,
+    )
+
+
+def encode_pack(pack: Pack, encode: Encode, plan: RunPlan) -> EmbeddingBlock:
+    """The vectors of one pack, checked at this boundary too."""
+    pack.batch.check_grids(
+        patch_size=plan.model.patch_size,
+        max_num_patches=plan.config.preprocess.max_num_patches,
+    )
+    ids: tuple[Any, ...] = pack.batch.ids
+    return EmbeddingBlock(ids=ids, vectors=encode(pack.batch))
+
+
+def run_plain(
+    leases: Iterable[Lease], plan: RunPlan, storage: Storage, encode: Encode
+) -> Iterator[LeaseResult]:
+    """Yields the result of each lease, done one after the other in this process, without Ray."""
+    for lease in leases:
+        with shard_writer(lease, plan, storage, "plain loop") as writer:
+            for item in prepare_shard(lease.shard, plan, storage):
+                if isinstance(item, Pack):
+                    writer.add(item, encode_pack(item, encode, plan))
+                elif isinstance(item, Rejections):
+                    writer.reject(item.items)
+                else:
+                    outcome, report = writer.publish(item)
+                    yield LeaseResult(outcome=outcome, report=report)

@@ -1,0 +1,287 @@
+"""Rows of one shard into Parquet, spooled to local disk, published in one create-only act."""
+
+import json
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipeline.config import InputConfig
+from pipeline.errors import InvariantError
+from pipeline.manifest import embeddings_url, rejects_url
+from pipeline.records import (
+    EmbeddingBlock,
+    End,
+    Pack,
+    Rejection,
+    RejectReason,
+    SampleId,
+    ShardReport,
+)
+from pipeline.storage import Storage
+
+FOOTER_KEY = b"embedmill"
+_ROW_GROUP = 8192  # rows in memory at most before they go to disk: 12 MB of float16 at width 768
+_ARROW_TYPES: Mapping[str, pa.DataType] = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+    "json": pa.string(),
+}
+REJECTS_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("member", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+    ]
+)
+
+Outcome = Literal["published", "already_ours", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """One try at one shard. The attempt decides who won when two publish the same shard."""
+
+    shard: str  # canonical id, which is also the URL that is read
+    attempt: str  # uuid4 hex
+
+
+def embeddings_schema(config: InputConfig, dtype: str, width: int) -> pa.Schema:
+    """The columns of an embeddings file; the same for every shard of a run."""
+    value = pa.float16() if dtype == "float16" else pa.float32()
+    vector = pa.list_(pa.field("element", value, nullable=False), width)
+    fields = [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("shard", pa.string(), nullable=False),
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("embedding", vector, nullable=False),
+    ]
+    fields += [
+        pa.field(name, pa.int32(), nullable=False)
+        for name in ("height", "width", "grid_h", "grid_w")
+    ]
+    fields += [pa.field(column.name, _ARROW_TYPES[column.type]) for column in config.metadata]
+    return pa.schema(fields)
+
+
+class ShardWriter:
+    """Collects the rows of one lease and publishes them; a context manager that leaves no files.
+
+    Rows may come in any order that packing makes; they leave in tar order, in row groups, as soon
+    as every sample before them is accounted for.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease: Lease,
+        storage: Storage,
+        output: str,
+        schema: pa.Schema,
+        footer: Mapping[str, Any],
+    ) -> None:
+        self._lease, self._storage, self._output = lease, storage, output
+        self._schema, self._footer = schema, footer
+        self._pending: dict[int, dict[str, Any] | None] = {}  # by sample index; None: rejected
+        self._next_index = 0
+        self._ready: list[dict[str, Any]] = []
+        self._rows = 0
+        self._rejected: Counter[str] = Counter()
+        self._folder = Path(tempfile.mkdtemp(prefix="embedmill-"))
+        self._rows_file = self._folder / "rows.parquet"
+        self._rejects_file = self._folder / "rejects.parquet"
+        self._rows_writer = pq.ParquetWriter(self._rows_file, schema, compression="zstd")
+        self._rejects_writer: pq.ParquetWriter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._rows_writer.close()
+        if self._rejects_writer is not None:
+            self._rejects_writer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add(self, pack: Pack, block: EmbeddingBlock) -> None:
+        """None; takes the vectors of a pack. Images with non-finite vectors become rejections.
+
+        Raises InvariantError where the block is not that of the pack, or a sample came before.
+        """
+        if block.ids != pack.batch.ids or len(block.vectors) != pack.batch.num_images:
+            raise InvariantError(f"{self._lease.shard}: vectors do not belong to the pack")
+        finite = np.isfinite(block.vectors).all(axis=1)
+        batch = pack.batch
+        for position, (sample, row) in enumerate(zip(batch.ids, pack.rows, strict=True)):
+            if not finite[position]:
+                self.reject([_non_finite(sample, row.index)])
+                continue
+            height, width = batch.source_sizes[position]
+            grid_h, grid_w = batch.spatial_shapes[position]
+            self._account(
+                row.index,
+                {
+                    "key": sample.key,
+                    "shard": sample.shard,
+                    "index": row.index,
+                    "embedding": block.vectors[position],
+                    "height": int(height),
+                    "width": int(width),
+                    "grid_h": int(grid_h),
+                    "grid_w": int(grid_w),
+                    **row.metadata,
+                },
+            )
+        self._drain()
+
+    def reject(self, items: Sequence[Rejection]) -> None:
+        """None; takes rejections. Raises InvariantError where a sample came before."""
+        if self._rejects_writer is None and items:
+            self._rejects_writer = pq.ParquetWriter(self._rejects_file, REJECTS_SCHEMA)
+        for item in items:
+            self._account(item.index, None)
+            self._rejected[item.reason.value] += 1
+        if self._rejects_writer is not None and items:
+            self._rejects_writer.write_table(_rejects_table(items))
+        self._drain()
+
+    def publish(self, end: End) -> tuple[Outcome, ShardReport]:
+        """What became of the shard, and its final report. The embeddings object is the commit.
+
+        Raises InvariantError where what was read is not what was written and rejected.
+        """
+        report = self._final_report(end)
+        self._flush()
+        footer = {
+            **self._footer,
+            "attempt": self._lease.attempt,
+            "shard": self._lease.shard,
+            "size": end.size,
+            "etag": end.etag,
+            "complete": end.complete,
+            "read": report.read,
+            "embedded": report.embedded,
+            "rejected": dict(report.rejected),
+            "skipped": dict(report.skipped),
+            "warnings": dict(report.warnings),
+            "seconds": dict(report.seconds),
+        }
+        self._rows_writer.add_key_value_metadata({FOOTER_KEY: json.dumps(footer).encode()})
+        self._rows_writer.close()
+        return self._commit(), report
+
+    def _commit(self) -> Outcome:
+        rejects = rejects_url(self._output, self._lease.shard, self._lease.attempt)
+        if self._rejects_writer is not None:
+            self._rejects_writer.close()
+            self._storage.create(rejects, self._rejects_file)
+        target = embeddings_url(self._output, self._lease.shard)
+        if self._storage.create(target, self._rows_file):
+            return "published"
+        if read_footer(self._storage, target)["attempt"] == self._lease.attempt:
+            return "already_ours"  # the put succeeded, its answer was lost
+        if self._rejects_writer is not None:
+            self._storage.delete(rejects)
+        return "lost"
+
+    def _account(self, index: int, row: dict[str, Any] | None) -> None:
+        if index < self._next_index or index in self._pending:
+            raise InvariantError(f"{self._lease.shard}: sample {index} came twice")
+        self._pending[index] = row
+
+    def _drain(self) -> None:
+        while self._next_index in self._pending:
+            row = self._pending.pop(self._next_index)
+            self._next_index += 1
+            if row is not None:
+                self._ready.append(row)
+        if len(self._ready) >= _ROW_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._ready:
+            self._rows_writer.write_table(_rows_table(self._ready, self._schema))
+            self._rows += len(self._ready)
+            self._ready = []
+
+    def _final_report(self, end: End) -> ShardReport:
+        report = replace(
+            end.report,
+            embedded=self._rows + len(self._ready),
+            rejected=dict(self._rejected),
+        )
+        non_finite = self._rejected[RejectReason.NON_FINITE.value]
+        if (
+            not report.balanced
+            or self._pending
+            or report.embedded + non_finite != end.report.embedded
+            or self._next_index != report.read
+        ):
+            raise InvariantError(
+                f"{self._lease.shard}: read = embedded + rejected must hold, found {report.read} "
+                f"read, {report.embedded} rows, {dict(self._rejected)} rejected, "
+                f"{len(self._pending)} out of order; the reader reported {end.report.embedded} packed"
+            )
+        return report
+
+
+def read_footer(storage: Storage, url: str) -> dict[str, Any]:
+    """The embedmill footer of a published embeddings object."""
+    metadata = pq.read_metadata(pa.BufferReader(storage.read(url))).metadata or {}
+    footer: dict[str, Any] = json.loads(metadata[FOOTER_KEY])
+    return footer
+
+
+def _rows_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    columns = []
+    for field in schema:
+        if field.name == "embedding":
+            columns.append(_vectors([row["embedding"] for row in rows], field.type))
+        else:
+            columns.append(pa.array([row.get(field.name) for row in rows], type=field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _vectors(vectors: Sequence[NDArray[np.float32]], kind: pa.DataType) -> pa.Array:
+    dtype = np.float16 if kind.value_type == pa.float16() else np.float32
+    flat = np.stack(vectors).astype(dtype).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=kind)
+
+
+def _rejects_table(items: Sequence[Rejection]) -> pa.Table:
+    columns = {
+        "key": [item.id.key for item in items],
+        "shard": [item.id.shard for item in items],
+        "index": [item.index for item in items],
+        "member": [item.member for item in items],
+        "reason": [item.reason.value for item in items],
+        "detail": [item.detail for item in items],
+    }
+    return pa.table(columns, schema=REJECTS_SCHEMA)
+
+
+def _non_finite(sample: SampleId, index: int) -> Rejection:
+    return Rejection(
+        id=sample,
+        index=index,
+        reason=RejectReason.NON_FINITE,
+        detail="the encoder returned NaN or infinity for this image",
+    )
