@@ -17,14 +17,20 @@ from typing import Any
 
 import ray
 import torch
+from encoder.config import CheckpointError
 from encoder.infer import load_encoder
-from encoder.weights import CheckpointError
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
 
+from pipeline.errors import EmbedmillError
 from pipeline.records import Pack, Rejections, StreamItem
 from pipeline.stage import LeaseResult, RunPlan, encode_pack, prepare_shard, shard_writer
 from pipeline.storage import Storage
 from pipeline.writer import Lease, ShardWriter
+
+
+class StreamLostError(EmbedmillError):
+    """The Preprocessor of a stream died, or its node."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,7 +129,7 @@ class Encoder:
                 state.rejected += len(item.items)
             else:
                 outcome, report = await loop.run_in_executor(self._publish, writer.publish, item)
-                return LeaseResult(outcome=outcome, report=report)
+                return LeaseResult(outcome=outcome, report=report, tokens=state.tokens)
         raise RuntimeError(f"the stream of {lease.shard} ended without End")
 
     def _encode(self, pack: Pack, writer: ShardWriter) -> None:
@@ -151,6 +157,10 @@ async def _stream(
             del ref
             yield item
         finished = True
+    except RayActorError as error:
+        raise StreamLostError(f"the Preprocessor was lost while it streamed: {error}") from error
+    except RayTaskError as error:
+        raise error.cause from error  # the driver sorts failures by their own class
     finally:
         if not finished:
             ray.cancel(refs)

@@ -174,6 +174,7 @@ def _unsent(tally: _Tally) -> Iterator[Rejections]:
 class LeaseResult:
     outcome: Outcome
     report: ShardReport
+    tokens: int
 
 
 def shard_writer(lease: Lease, plan: RunPlan, storage: Storage, encoder: str) -> ShardWriter:
@@ -211,12 +212,14 @@ def run_plain(
 ) -> Iterator[LeaseResult]:
     """Yields the result of each lease, done one after the other in this process, without Ray."""
     for lease in leases:
+        tokens = 0
         with shard_writer(lease, plan, storage, "plain loop") as writer:
             for item in prepare_shard(lease.shard, plan, storage):
                 if isinstance(item, Pack):
                     writer.add(item, encode_pack(item, encode, plan))
+                    tokens += item.batch.num_tokens
                 elif isinstance(item, Rejections):
                     writer.reject(item.items)
                 else:
                     outcome, report = writer.publish(item)
-                    yield LeaseResult(outcome=outcome, report=report)
+                    yield LeaseResult(outcome=outcome, report=report, tokens=tokens)

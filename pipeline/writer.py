@@ -237,8 +237,8 @@ class ShardWriter:
         ):
             raise InvariantError(
                 f"{self._lease.shard}: read = embedded + rejected must hold, found {report.read} "
-                f"read, {report.embedded} rows, {dict(self._rejected)} rejected, "
-                f"{len(self._pending)} out of order; the reader reported {end.report.embedded} packed"
+                f"read, {report.embedded} rows, {dict(self._rejected)} rejected and "
+                f"{len(self._pending)} out of order; {end.report.embedded} had been packed"
             )
         return report
 

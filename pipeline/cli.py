@@ -1,0 +1,169 @@
+"""The command line. Exit codes: 0 all done, 1 finished with failed shards, 2 wrong use or
+configuration, 3 stopped by a limit or an invariant, 130 interrupted."""
+
+import logging
+import shlex
+import signal
+import sys
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from encoder.batch import PackMismatchError
+from pipeline.config import RunConfig
+from pipeline.config_file import load_config, parse_config
+from pipeline.errors import (
+    ConfigError,
+    InvariantError,
+    OutputError,
+    RejectionLimitError,
+    StageError,
+    StorageError,
+)
+
+log = logging.getLogger("embedmill")
+console = Console(stderr=True, highlight=False)
+app = typer.Typer(
+    name="embedmill",
+    help="Image shards in, embedding shards out.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=c", help="Change one key of the configuration."),
+]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Ray cluster to use; sets ray.address.", show_default=False)
+]
+
+
+@app.command()
+def run(config: ConfigArgument, changes: SetOption = None, address: AddressOption = None) -> None:
+    """Embed every shard that has no output yet. The same command continues a stopped run."""
+    overrides = list(changes or [])
+    if address is not None:
+        overrides.append(f"ray.address={address}")
+    _run(load_config(config, overrides))
+
+
+@app.command()
+def plan(config: ConfigArgument, changes: SetOption = None) -> None:
+    """Check the configuration and count the shards, done and to do. Nothing is written."""
+    from pipeline.driver import prepare_work
+    from pipeline.storage import Storage
+
+    loaded = load_config(config, changes or [])
+    work = prepare_work(loaded, Storage(loaded.storage))
+    run_plan = work.plan
+    console.print(f"configuration  {config}: valid")
+    console.print(
+        f"model          {run_plan.model.checkpoint} ({loaded.model_dtype}, {loaded.device}), "
+        f"width {run_plan.model.width}, patch {run_plan.model.patch_size}, "
+        f"digest {run_plan.model.digest[:16]}"
+    )
+    console.print(
+        f"images         at most {loaded.preprocess.max_num_patches} patches, "
+        f"decode {loaded.preprocess.decode}, resize kernel {run_plan.kernel}"
+    )
+    console.print(f"fingerprint    {run_plan.fingerprint.sha[:16]}")
+    console.print(
+        f"shards         {work.total:,}: {work.total - len(work.pending):,} done, "
+        f"{len(work.pending):,} to do"
+    )
+    console.print(f"output         {run_plan.output}")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where the demo writes.")] = Path("embedmill-demo"),
+) -> None:
+    """Run the whole stage here, on bundled photos and a small model with untrained weights."""
+    from pipeline.demo import write_demo
+
+    console.print(f"Writing shards of bundled photos and a small seeded checkpoint to {folder}/")
+    console.print("The checkpoint has the shape of SigLIP2 but untrained weights: its vectors mean")
+    console.print("nothing. For real ones set model.checkpoint: google/siglip2-base-patch16-naflex.")
+    write_demo(folder)
+    text = files("pipeline").joinpath("demo.yaml").read_text(encoding="utf-8")
+    overrides = [
+        f"input.shards={folder}/shards/*.tar",
+        f"output.path={folder}/out",
+        f"model.checkpoint={folder}/checkpoint",
+    ]
+    _run(parse_config(text, overrides, name="the demo's configuration"))
+    console.print(f"Look at it:  python -c \"import pandas; print(pandas.read_parquet('{folder}/out/embeddings'))\"")
+
+
+def _run(config: RunConfig) -> None:
+    from pipeline.cluster import connect
+    from pipeline.driver import prepare_work, run_leases
+    from pipeline.manifest import open_run
+    from pipeline.progress import Display, summary
+    from pipeline.storage import Storage
+
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+    run_plan = work.plan
+    open_run(storage, run_plan.output, config, run_plan.model, run_plan.fingerprint)
+    if not work.pending:
+        console.print(f"Nothing to do: all {work.total} shards are done in {run_plan.output}")
+        return
+    log.info("%d of %d shards to do", len(work.pending), work.total)
+    with connect(config), Display(console) as display:
+        progress = run_leases(work, storage, display.show)
+    console.print(summary(progress, run_plan.output), markup=False)
+    if progress.failed:
+        raise typer.Exit(1)
+
+
+def main() -> NoReturn:
+    """Runs the command line and exits with one of the documented codes."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log.setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app(standalone_mode=True)
+    except KeyboardInterrupt:
+        command = shlex.join(["embedmill", *sys.argv[1:]])
+        console.print(f"\nStopped. What is published stays; continue with: {command}", markup=False)
+        sys.exit(130)
+    except (ConfigError, OutputError) as error:
+        _fail(str(error), 2)
+    except StorageError as error:
+        _fail(str(error), 2)
+    except (RejectionLimitError, InvariantError, StageError, PackMismatchError) as error:
+        _fail(str(error), 3)
+    sys.exit(0)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt  # a stopped job ends like Ctrl-C: leases dropped, actors ended
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    console.print(f"error: {message}", markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"embedmill {version('embedmill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
