@@ -18,6 +18,7 @@ from typing import Any
 import ray
 import torch
 from encoder.config import CheckpointError
+from encoder.config import CheckpointError
 from encoder.infer import load_encoder
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
