@@ -34,7 +34,7 @@ class InputConfig(Section):
     shards: str | list[str] = Field(default_factory=list)
     """WebDataset tar shards: one or a list of paths or URLs, with brace ranges and globs."""
     shards_file: str | None = None
-    """Text file (path or URL), one specification per line; empty lines and # comments are skipped."""
+    """Text file (path or URL), one specification a line; empty lines and # comments are skipped."""
     key_split: Literal["first_dot", "last_dot"] = "first_dot"
     """Where a member's base name ends and its extension begins. first_dot is WebDataset's rule."""
     on_truncated: Literal["fail", "keep"] = "fail"
@@ -76,7 +76,7 @@ class PreprocessConfig(Section):
     max_num_patches: PositiveInt = 256
     """Patches per image at most; 256 is the checkpoints' default, they were trained up to 1024."""
     decode: Literal["exact", "reduced"] = "exact"
-    """reduced decodes JPEG at a smaller scale, never below twice the target: faster, pixels change."""
+    """reduced: JPEG scaled in the decoder, never below twice the target; faster, pixels change."""
     resize_kernel: Literal["torch", "pillow", "auto"] = "auto"
     """auto: torch's uint8 kernel where the CPU has it (AVX2, arm64), Pillow elsewhere; recorded."""
     exif_orientation: bool = True

@@ -1,4 +1,4 @@
-"""The embedded demo: bundled photos as shards, and a small seeded checkpoint with untrained weights."""
+"""The embedded demo: bundled photos as shards, and a small checkpoint with untrained weights."""
 
 import io
 import tarfile
@@ -8,16 +8,12 @@ from pathlib import Path
 from encoder.seeded import write_seeded_checkpoint
 
 _PHOTOS_PER_SHARD = 8
-_SUFFIXES = {".jpg", ".png", ".webp"}
 
 
 def write_demo(folder: Path) -> None:
     """None; writes shards/ and checkpoint/ below the folder, the same bytes every time."""
-    photos = sorted(
-        (entry for entry in files("pipeline").joinpath("demo_photos").iterdir()),
-        key=lambda entry: entry.name,
-    )
-    photos = [entry for entry in photos if Path(entry.name).suffix in _SUFFIXES]
+    bundled = files("pipeline").joinpath("demo_photos").iterdir()
+    photos = sorted((e for e in bundled if e.name != "SOURCES.md"), key=lambda e: e.name)
     shards = folder / "shards"
     shards.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(photos), _PHOTOS_PER_SHARD):

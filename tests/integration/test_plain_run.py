@@ -1,0 +1,184 @@
+"""The stage as a plain loop: the same functions as on Ray, without it."""
+
+import json
+import uuid
+
+import numpy as np
+import pytest
+
+from encoder.infer import load_encoder
+from pipeline.config_file import load_config
+from pipeline.driver import prepare_work
+from pipeline.errors import InvariantError, OutputError
+from pipeline.manifest import open_run
+from pipeline.records import Pack
+from pipeline.stage import encode_pack, prepare_shard, run_plain, shard_writer
+from pipeline.storage import Storage
+from pipeline.writer import Lease
+from tests.integration.conftest import footer, read_rejects, read_rows, write_shard
+
+
+def run(config_path):
+    """The work that was found and the results of doing it in this process."""
+    config = load_config(config_path)
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+    open_run(storage, work.plan.output, config, work.plan.model, work.plan.fingerprint)
+    encoder = load_encoder(config.model.checkpoint, device="cpu")
+    leases = [Lease(shard=shard, attempt=uuid.uuid4().hex) for shard in work.pending]
+    return work, list(run_plain(leases, work.plan, storage, encoder.encode))
+
+
+@pytest.fixture
+def two_shards(tmp_path, photos):
+    names = list(photos)
+    bad = {"broken.jpg": b'{"not": "an image"}'}
+    write_shard(tmp_path / "shards" / "a.tar", {n: photos[n] for n in names[:5]} | bad)
+    write_shard(tmp_path / "shards" / "b.tar", {n: photos[n] for n in names[5:10]})
+
+
+def test_every_image_is_a_row_or_a_reject(two_shards, write_config, tmp_path):
+    _, results = run(write_config())
+    rows, rejects = read_rows(tmp_path / "out"), read_rejects(tmp_path / "out")
+    assert len(rows) == 10
+    assert [(r["key"], r["reason"], r["index"]) for r in rejects] == [("broken", "unknown_format", 5)]
+    assert sum(result.report.read for result in results) == 11
+    assert all(result.report.balanced for result in results)
+
+
+def test_rows_are_in_tar_order_with_unit_vectors(two_shards, write_config, tmp_path, photos):
+    run(write_config(packing={"token_budget": 700, "look_ahead": 3}))
+    rows = read_rows(tmp_path / "out")
+    assert [row["key"] for row in rows] == [name.split(".")[0] for name in list(photos)[:10]]
+    norms = [np.linalg.norm(row["embedding"]) for row in rows]
+    np.testing.assert_allclose(norms, 1, atol=1e-6)
+
+
+def test_a_second_run_finds_nothing_to_do(two_shards, write_config):
+    run(write_config())
+    work, results = run(write_config())
+    assert (work.total, work.pending, results) == (2, [], [])
+
+
+def test_a_run_continues_with_what_is_missing(two_shards, write_config, tmp_path):
+    run(write_config())
+    (removed,) = (tmp_path / "out" / "embeddings").glob("a-*.parquet")
+    removed.unlink()
+    work, _ = run(write_config())
+    assert [shard.rsplit("/", 1)[1] for shard in work.pending] == ["a.tar"]
+    assert len(read_rows(tmp_path / "out")) == 10
+
+
+def test_the_footer_accounts_for_the_shard(two_shards, write_config, tmp_path):
+    work, _ = run(write_config())
+    (path,) = (tmp_path / "out" / "embeddings").glob("a-*.parquet")
+    facts = footer(path)
+    assert (facts["read"], facts["embedded"], facts["rejected"]) == (6, 5, {"unknown_format": 1})
+    assert facts["size"] == (tmp_path / "shards" / "a.tar").stat().st_size
+    assert facts["fingerprint"] == work.plan.fingerprint.sha
+    assert facts["shard"].endswith("/shards/a.tar")
+
+
+def test_another_fingerprint_is_refused_with_the_differing_fields(two_shards, write_config):
+    run(write_config())
+    with pytest.raises(OutputError) as caught:
+        run(write_config(preprocess={"max_num_patches": 64}))
+    assert "preprocess.max_num_patches: 256 there, 64 now" in str(caught.value)
+
+
+def test_packing_and_workers_do_not_change_the_fingerprint(two_shards, write_config):
+    first, _ = run(write_config())
+    changed = write_config(packing={"token_budget": 1000}, limits={"shard_attempts": 1})
+    again, _ = run(changed)
+    assert again.plan.fingerprint.sha == first.plan.fingerprint.sha
+
+
+def test_a_shard_with_nothing_to_embed_still_gets_its_file(write_config, tmp_path):
+    write_shard(tmp_path / "shards" / "empty.tar", {})
+    run(write_config())
+    (path,) = (tmp_path / "out" / "embeddings").glob("empty-*.parquet")
+    assert footer(path)["read"] == 0
+    assert read_rows(tmp_path / "out") == []
+
+
+def test_the_loser_of_two_attempts_removes_its_rejects(two_shards, write_config, tmp_path):
+    config = load_config(write_config())
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+    encoder = load_encoder(config.model.checkpoint, device="cpu")
+    leases = [Lease(shard=work.pending[0], attempt=uuid.uuid4().hex) for _ in range(2)]
+    first, second = run_plain(leases, work.plan, storage, encoder.encode)
+    assert (first.outcome, second.outcome) == ("published", "lost")
+    (rejects,) = (tmp_path / "out" / "rejects").iterdir()
+    assert leases[0].attempt in rejects.name
+
+
+def test_a_put_whose_answer_was_lost_is_recognised(two_shards, write_config, monkeypatch):
+    config = load_config(write_config())
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+    encoder = load_encoder(config.model.checkpoint, device="cpu")
+    create = Storage.create
+
+    def create_and_forget(self, url, source):
+        create(self, url, source)
+        return False  # what a retry sees whose first try had succeeded
+
+    monkeypatch.setattr(Storage, "create", create_and_forget)
+    leases = [Lease(shard=work.pending[0], attempt=uuid.uuid4().hex)]
+    (result,) = run_plain(leases, work.plan, storage, encoder.encode)
+    assert result.outcome == "already_ours"
+
+
+def test_vectors_that_are_not_finite_become_rejections(two_shards, write_config, tmp_path):
+    config = load_config(write_config())
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+
+    def encode(batch):
+        vectors = np.ones((batch.num_images, work.plan.model.width), dtype=np.float32)
+        vectors[[sample.key == "anemones" for sample in batch.ids]] = np.nan
+        return vectors
+
+    leases = [Lease(shard=shard, attempt=uuid.uuid4().hex) for shard in work.pending]
+    results = list(run_plain(leases, work.plan, storage, encode))
+    reasons = {reject["key"]: reject["reason"] for reject in read_rejects(tmp_path / "out")}
+    assert reasons == {"anemones": "non_finite", "broken": "unknown_format"}
+    assert all(result.report.balanced for result in results)
+    assert len(read_rows(tmp_path / "out")) == 9
+
+
+def test_a_sample_that_comes_twice_stops_the_run(two_shards, write_config):
+    config = load_config(write_config())
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+    lease = Lease(shard=work.pending[0], attempt="a")
+    items = list(prepare_shard(lease.shard, work.plan, storage))
+    pack = next(item for item in items if isinstance(item, Pack))
+    block = encode_pack(
+        pack, lambda batch: np.ones((batch.num_images, 192), np.float32), work.plan
+    )
+    with shard_writer(lease, work.plan, storage, "test") as writer:
+        writer.add(pack, block)
+        with pytest.raises(InvariantError, match="came twice"):
+            writer.add(pack, block)
+
+
+def test_a_shard_that_lost_a_row_is_never_published(two_shards, write_config, tmp_path):
+    config = load_config(write_config())
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+    lease = Lease(shard=work.pending[0], attempt="a")
+    *_, end = prepare_shard(lease.shard, work.plan, storage)
+    with shard_writer(lease, work.plan, storage, "test") as writer:
+        with pytest.raises(InvariantError, match="read = embedded \\+ rejected"):
+            writer.publish(end)
+    assert not list((tmp_path / "out").rglob("*.parquet"))
+
+
+def test_run_file_records_configuration_and_versions(two_shards, write_config, tmp_path):
+    run(write_config())
+    record = json.loads((tmp_path / "out" / "_run.json").read_text())
+    assert record["config"]["preprocess"]["max_num_patches"] == 256
+    assert record["fields"]["preprocess.resize_kernel"] in ("torch", "pillow")
+    assert record["versions"].keys() >= {"embedmill", "torch", "ray"}
