@@ -6,6 +6,7 @@
 Moves between host and device happen in this file only.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def _choose_device(name: str) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if name == "auto":
         return torch.device("cuda" if has_cuda else "cpu")
-    if name != "cpu" and name != "cuda" and not name.removeprefix("cuda:").isdecimal():
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", name):
         raise ValueError(f"device must be auto, cpu, cuda or cuda:<index>, found {name!r}.")
     if name != "cpu" and not has_cuda:
         raise ValueError(f"device {name!r} needs a CUDA device, found none. Use cpu or auto.")

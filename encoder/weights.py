@@ -29,7 +29,9 @@ def load_tower(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dty
     def read(name: str) -> Tensor:
         stored = checkpoint.tensors[name]
         tensor: Tensor = opened[stored.file].get_tensor(stored.name)  # type: ignore[no-untyped-call]
-        return tensor.float()
+        # A copy: a view of the mapped file would change with it, and where its offset is not a
+        # multiple of 64 bytes the products' last digit is another.
+        return tensor.to(torch.float32, copy=True)
 
     state = {
         name: tensor.to(device, torch.float32 if name == "positions" else dtype)
