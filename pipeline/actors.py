@@ -9,6 +9,7 @@ driver alone recreates actors and gives a lost lease to another.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,11 @@ from typing import Any
 
 import ray
 import torch
-from encoder.config import CheckpointError
-from encoder.config import CheckpointError
-from encoder.infer import load_encoder
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
+from encoder import infer as encoder_library
+from encoder.config import CheckpointError
 from pipeline.errors import EmbedmillError
 from pipeline.records import Pack, Rejections, StreamItem
 from pipeline.stage import LeaseResult, RunPlan, encode_pack, prepare_shard, shard_writer
@@ -50,15 +50,13 @@ class Preprocessor:
     """Streams one shard at a time as packs."""
 
     def __init__(self, plan: RunPlan) -> None:
-        torch.set_num_threads(
-            1
-        )  # many of these share a node; the decoder is single-threaded anyway
+        torch.set_num_threads(1)  # many of these share a node, and decoders use one thread
         self._plan = plan
         self._storage = Storage(plan.config.storage)
 
-    def ready(self) -> str:
-        """The id of the node it runs on."""
-        return str(ray.get_runtime_context().get_node_id())
+    def start(self) -> str:
+        """Where it runs."""
+        return _place()
 
     def stream(self, shard: str) -> Iterator[StreamItem]:
         """Yields what `pipeline.stage.prepare_shard` yields."""
@@ -69,31 +67,24 @@ class Encoder:
     """Encodes the streams of its leases and publishes their shards."""
 
     def __init__(self, plan: RunPlan) -> None:
-        config = plan.config
         self._plan = plan
-        self._storage = Storage(config.storage)
-        self._encoder = load_encoder(
-            plan.model.checkpoint,
-            revision=plan.model.revision,
-            device=config.device,
-            dtype=config.model_dtype,
-            attention=config.model.attention,
-        )
-        if self._encoder.digest != plan.model.digest:
-            raise CheckpointError(
-                f"every Encoder must load the same weights: the driver read digest "
-                f"{plan.model.digest[:16]} from {plan.model.checkpoint}, this node "
-                f"{self._encoder.digest[:16]}. Make the folder the same on all nodes."
-            )
+        self._storage = Storage(plan.config.storage)
         self._compute = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._publish = ThreadPoolExecutor(2, thread_name_prefix="publish")
         self._open: dict[str, LeaseProgress] = {}
         self._busy_s = 0.0
+        self._described = ""  # how it computes, for the footers
 
-    async def ready(self) -> str:
-        """How this Encoder computes: device, dtype, attention backend."""
+    async def start(self) -> str:
+        """How and where this Encoder computes, once its weights are loaded.
+
+        Not in __init__: Ray turns the exceptions of a constructor into text.
+        """
+        loop = asyncio.get_running_loop()
+        self._encoder = await loop.run_in_executor(self._compute, _load, self._plan)
         encoder = self._encoder
-        return f"{encoder.device}, {encoder.dtype}, attention {encoder.attention}"
+        self._described = f"{encoder.device}, {encoder.dtype}, attention {encoder.attention}"
+        return f"{self._described}, {_place()}"
 
     async def progress(self) -> tuple[list[LeaseProgress], float]:
         """The open leases, and the seconds spent encoding since the start."""
@@ -103,9 +94,8 @@ class Encoder:
         """The result of one shard, published. Everything is dropped where the stream fails."""
         state = LeaseProgress(shard=lease.shard, attempt=lease.attempt)
         self._open[lease.attempt] = state
-        described = await self.ready()
         try:
-            with shard_writer(lease, self._plan, self._storage, described) as writer:
+            with shard_writer(lease, self._plan, self._storage, self._described) as writer:
                 return await self._consume(lease, preprocessor, writer, state)
         finally:
             del self._open[lease.attempt]
@@ -141,6 +131,28 @@ class Encoder:
         )
         self._busy_s += time.perf_counter() - start
         writer.add(pack, block)
+
+
+def _load(plan: RunPlan) -> encoder_library.Encoder:
+    encoder = encoder_library.load_encoder(
+        plan.model.checkpoint,
+        revision=plan.model.revision,
+        device=plan.config.device,
+        dtype=plan.config.model_dtype,
+        attention=plan.config.model.attention,
+    )
+    if encoder.digest != plan.model.digest:
+        raise CheckpointError(
+            f"every Encoder must load the same weights: the driver read digest "
+            f"{plan.model.digest[:16]} from {plan.model.checkpoint}, this node "
+            f"{encoder.digest[:16]}. Make the folder the same on all nodes."
+        )
+    return encoder
+
+
+def _place() -> str:
+    context = ray.get_runtime_context()
+    return f"node {context.get_node_id()[:8]}, pid {os.getpid()}"
 
 
 async def _stream(

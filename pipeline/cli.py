@@ -1,5 +1,8 @@
-"""The command line. Exit codes: 0 all done, 1 finished with failed shards, 2 wrong use or
-configuration, 3 stopped by a limit or an invariant, 130 interrupted."""
+"""The command line.
+
+Exit codes: 0 all done, 1 finished with failed shards, 2 wrong use or configuration, 3 stopped by a
+limit or an invariant, 130 interrupted.
+"""
 
 import logging
 import shlex
@@ -15,6 +18,7 @@ import typer
 from rich.console import Console
 
 from encoder.batch import PackMismatchError
+from encoder.config import CheckpointError
 from pipeline.config import RunConfig
 from pipeline.config_file import load_config, parse_config
 from pipeline.errors import (
@@ -35,6 +39,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=True,
 )
+
+_DEMO_TEXT = """\
+Writing shards of bundled photos and a small checkpoint to {folder}/
+The checkpoint has the shape of SigLIP2 but untrained weights: its vectors mean nothing.
+For real ones set model.checkpoint: google/siglip2-base-patch16-naflex
+"""
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 SetOption = Annotated[
@@ -91,7 +101,9 @@ def demo(
 
     console.print(f"Writing shards of bundled photos and a small seeded checkpoint to {folder}/")
     console.print("The checkpoint has the shape of SigLIP2 but untrained weights: its vectors mean")
-    console.print("nothing. For real ones set model.checkpoint: google/siglip2-base-patch16-naflex.")
+    console.print(
+        "nothing. For real ones set model.checkpoint: google/siglip2-base-patch16-naflex."
+    )
     write_demo(folder)
     text = files("pipeline").joinpath("demo.yaml").read_text(encoding="utf-8")
     overrides = [
@@ -100,7 +112,9 @@ def demo(
         f"model.checkpoint={folder}/checkpoint",
     ]
     _run(parse_config(text, overrides, name="the demo's configuration"))
-    console.print(f"Look at it:  python -c \"import pandas; print(pandas.read_parquet('{folder}/out/embeddings'))\"")
+    _say(
+        f"Look at it:  python -c \"import pyarrow.dataset as d; print(d.dataset('{folder}/out/embeddings').to_table())\""
+    )
 
 
 def _run(config: RunConfig) -> None:
@@ -115,12 +129,17 @@ def _run(config: RunConfig) -> None:
     run_plan = work.plan
     open_run(storage, run_plan.output, config, run_plan.model, run_plan.fingerprint)
     if not work.pending:
-        console.print(f"Nothing to do: all {work.total} shards are done in {run_plan.output}")
+        _say(f"Nothing to do: all {work.total} shards are done in {run_plan.output}")
         return
     log.info("%d of %d shards to do", len(work.pending), work.total)
-    with connect(config), Display(console) as display:
-        progress = run_leases(work, storage, display.show)
-    console.print(summary(progress, run_plan.output), markup=False)
+    try:
+        with connect(config), Display(console) as display:
+            progress = run_leases(work, storage, display.show)
+    except KeyboardInterrupt as error:
+        command = shlex.join(["embedmill", *sys.argv[1:]])
+        _say(f"Stopped. What is published stays; continue with: {command}")
+        raise typer.Exit(130) from error
+    _say(summary(progress, run_plan.output))
     if progress.failed:
         raise typer.Exit(1)
 
@@ -132,13 +151,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         app(standalone_mode=True)
-    except KeyboardInterrupt:
-        command = shlex.join(["embedmill", *sys.argv[1:]])
-        console.print(f"\nStopped. What is published stays; continue with: {command}", markup=False)
-        sys.exit(130)
-    except (ConfigError, OutputError) as error:
-        _fail(str(error), 2)
-    except StorageError as error:
+    except (ConfigError, OutputError, CheckpointError, StorageError) as error:
         _fail(str(error), 2)
     except (RejectionLimitError, InvariantError, StageError, PackMismatchError) as error:
         _fail(str(error), 3)
@@ -149,8 +162,12 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt  # a stopped job ends like Ctrl-C: leases dropped, actors ended
 
 
+def _say(message: str) -> None:
+    console.print(message, markup=False, soft_wrap=True)
+
+
 def _fail(message: str, code: int) -> NoReturn:
-    console.print(f"error: {message}", markup=False, soft_wrap=True)
+    _say(f"error: {message}")
     sys.exit(code)
 
 

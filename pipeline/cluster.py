@@ -34,8 +34,10 @@ def connect(config: RunConfig) -> Iterator[None]:
 
 
 def _start_local(config: RunConfig) -> None:
-    """Starts Ray with as many logical CPUs as the pools ask for: a small machine never waits for
-    itself, the kernel shares the real cores."""
+    """Starts Ray with as many logical CPUs as the pools ask for.
+
+    So a small machine never waits for itself; the kernel shares the real cores.
+    """
     encoders, preprocessors = config.workers.encoders, config.workers.preprocessors
     cpus = encoders.max * encoders.num_cpus + preprocessors.max * preprocessors.num_cpus
     ray.init(
@@ -44,7 +46,7 @@ def _start_local(config: RunConfig) -> None:
         object_store_memory=max(_MIN_STORE_BYTES, 2 * store_bytes(config)),
         include_dashboard=False,
         log_to_driver=False,
-        logging_level=logging.WARNING,
+        logging_level=logging.ERROR,
     )
     log.info("started a local Ray with %s logical CPUs", max(1, round(cpus + 0.5)))
 

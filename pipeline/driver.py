@@ -140,7 +140,7 @@ class _LeaseLoop:
             pool.check_started(timeout)
         self._lease_out()
         waiting = list(self._open) or [
-            m.ready_ref for p in (self._encoders, self._preprocessors) for m in p.members
+            m.start_ref for p in (self._encoders, self._preprocessors) for m in p.members
         ]
         done, _ = ray.wait(waiting, timeout=_POLL_S) if waiting else ([], [])
         for reference in done:

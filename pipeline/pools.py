@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayTaskError
 
 from pipeline.errors import StageError
 
@@ -16,13 +16,13 @@ log = logging.getLogger("embedmill")
 
 _MAX_BACKOFF_S = 30.0
 # Deaths in a row, without a lease finished in between, after which a pool is in a crash loop.
-_CRASH_LOOP = 5
+_CRASH_LOOP = 3
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Member:
     handle: ActorHandle[Any]
-    ready_ref: Any
+    start_ref: Any
     asked_at: float
     ready: bool = False
     leases: set[str] = field(default_factory=set)  # attempts
@@ -54,31 +54,27 @@ class Pool:
         while len(self.members) < self.size:
             handle = self._make()
             self.members.append(
-                Member(handle=handle, ready_ref=handle.ready.remote(), asked_at=time.monotonic())
+                Member(handle=handle, start_ref=handle.start.remote(), asked_at=time.monotonic())
             )
 
     def settle(self) -> None:
-        """None; notes members that became ready, drops those that died while starting.
+        """None; notes members that became ready, drops those that failed to start.
 
-        Raises the error of the actor's own code where its start failed.
+        Raises StageError where the pool fails again and again.
         """
         for member in [m for m in self.members if not m.ready]:
-            done, _ = ray.wait([member.ready_ref], timeout=0)
+            done, _ = ray.wait([member.start_ref], timeout=0)
             if not done:
                 continue
             try:
-                described = ray.get(member.ready_ref)
+                described = ray.get(member.start_ref)
+            except RayTaskError as error:  # its own code failed: the model does not load there
+                self.lose(member, f"{type(error.cause).__name__}: {error.cause}")
             except RayActorError as error:
-                self._start_failed(member, error)
+                self.lose(member, str(error))
             else:
                 member.ready = True
                 log.info("%s ready: %s", self.name, described)
-
-    def _start_failed(self, member: Member, error: RayActorError) -> None:
-        cause = getattr(error, "cause", None) or error.__cause__
-        if cause is not None and not isinstance(cause, RayError):
-            raise cause
-        self.lose(member, str(error))
 
     def free(self) -> Member | None:
         """The ready member with the fewest leases and room for one more."""
@@ -95,7 +91,7 @@ class Pool:
         self.members.remove(member)
         ray.kill(member.handle)
         self._deaths += 1
-        self._last_cause = cause.strip().splitlines()[0] if cause.strip() else "unknown"
+        self._last_cause = " ".join(cause.split()) or "unknown"
         backoff = min(_MAX_BACKOFF_S, 0.5 * 2 ** (self._deaths - 1))
         self._not_before = time.monotonic() + backoff
         log.warning("%s died (%s); replaced in %.1f s", self.name, self._last_cause, backoff)
@@ -117,8 +113,8 @@ class Pool:
         waited = time.monotonic() - min(m.asked_at for m in waiting)
         if waited > timeout_s:
             raise StageError(
-                f"no {self.name} could start within workers.start_timeout_s = {timeout_s:g} s: each "
-                f"needs {self._needs}, the cluster has {_resources(ray.cluster_resources())}, of "
+                f"no {self.name} could start within workers.start_timeout_s = {timeout_s:g} s: "
+                f"each needs {self._needs}, the cluster has {_resources(ray.cluster_resources())}, of "
                 f"which {_resources(ray.available_resources())} are free"
             )
 
