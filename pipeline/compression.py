@@ -9,7 +9,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import zstandard
 
@@ -122,7 +122,8 @@ _HEAD_BYTES = 10  # the longest magic, bzip2's
 class ByteSource:
     """Reads of exact length from a stream that may be compressed and may return short reads.
 
-    `position` counts the bytes given out, `consumed` those taken from the stream. Raises ShardError
+    `position` counts the bytes given out, `consumed` those taken from the stream, `ended` says
+    that it has no more. Raises ShardError
     where the compression is corrupt and TruncatedError where it ends in the middle.
     """
 
@@ -130,6 +131,7 @@ class ByteSource:
         self.shard = shard
         self.position = 0
         self.consumed = 0
+        self.ended = False
         self._stream = stream
         self._chunk = self._head()
         self._at = 0
@@ -190,6 +192,7 @@ class ByteSource:
     def _next_plain(self) -> bytes:
         data = self._stream.read(READ_BYTES)
         self.consumed += len(data)
+        self.ended = not data
         return data
 
     def _next_decompressed(self) -> bytes:
@@ -205,11 +208,7 @@ class ByteSource:
             if data:
                 return data
             if at_end and not self._decompressor.eof:
-                raise TruncatedError(
-                    f"the {self.compression} stream ends in the middle after "
-                    f"{self.consumed:,} bytes; it was cut",
-                    self.shard,
-                )
+                self._fail_cut()
 
     def _decompress(self) -> bytes:
         data, self._compressed = self._compressed, b""
@@ -236,6 +235,8 @@ class ByteSource:
             rest = (rest + more).lstrip(b"\0")
         if not rest:
             return False
+        if len(rest) < _HEAD_BYTES:
+            self._fail_cut()
         if not _FORMATS[self.compression][0](rest):
             raise ShardError(
                 f"{self.compression} data is followed by bytes that are none "
@@ -245,3 +246,9 @@ class ByteSource:
         self._compressed = rest
         self._decompressor = self._new_decompressor()
         return True
+
+    def _fail_cut(self) -> NoReturn:
+        raise TruncatedError(
+            f"the {self.compression} stream ends in the middle, after {self.consumed:,} bytes",
+            self.shard,
+        )

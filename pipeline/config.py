@@ -37,6 +37,9 @@ class InputConfig(Section):
     """Text file (path or URL), one specification a line; empty lines and # comments are skipped."""
     key_split: Literal["first_dot", "last_dot"] = "first_dot"
     """Where a member's base name ends and its extension begins. first_dot is WebDataset's rule."""
+    image_extensions: list[str] = Field(default_factory=list)
+    """What follows the key of the member that is the image (jpg, rgb.png); empty: any image format.
+    Needed where samples hold several images, a photo and a mask say; the others are left alone."""
     on_truncated: Literal["fail", "keep"] = "fail"
     """keep publishes what was whole in a truncated tar and marks the output incomplete."""
     metadata: list[MetadataColumn] = Field(default_factory=list)
@@ -45,6 +48,11 @@ class InputConfig(Section):
     def _some_shards(self) -> Self:
         if not self.shards and self.shards_file is None:
             raise ValueError("shards or shards_file must name at least one shard")
+        for extension in self.image_extensions:
+            if not extension or extension.startswith(".") or extension != extension.lower():
+                raise ValueError(
+                    f"image_extensions must be lower case without the first dot, got {extension!r}"
+                )
         names = [column.name for column in self.metadata]
         reserved = {"key", "shard", "index", "embedding", "height", "width", "grid_h", "grid_w"}
         clash = [name for name in names if name in reserved or names.count(name) > 1]

@@ -4,6 +4,7 @@ Names are only names: nothing is ever written to disk, so absolute paths and `..
 """
 
 import re
+from collections.abc import Set
 from typing import Literal
 
 KeySplit = Literal["first_dot", "last_dot"]
@@ -34,7 +35,10 @@ def split_name(name: str, rule: KeySplit) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :].lower()
 
 
-def is_image(suffix: str) -> bool:
+def is_image(suffix: str, named: Set[str]) -> bool:
+    """Whether a member with this suffix is an image; `named`, where given, decides alone."""
+    if named:
+        return suffix in named
     return suffix.rpartition(".")[2] in IMAGE_EXTENSIONS
 
 

@@ -53,6 +53,7 @@ def make_fingerprint(config: RunConfig, model: ModelFacts, kernel: str) -> Finge
         "output.dtype": config.output.dtype,
         "output.normalize": config.output.normalize,
         "input.key_split": config.input.key_split,
+        "input.image_extensions": sorted(config.input.image_extensions),
         "input.on_truncated": config.input.on_truncated,
         "input.metadata": [column.model_dump() for column in config.input.metadata],
     }

@@ -15,7 +15,8 @@ from pipeline.errors import ShardError
 from pipeline.keys import is_image, is_meta_key, printable, skip_reason, split_name
 from pipeline.metadata import MAX_METADATA_BYTES, read_columns
 from pipeline.records import RawSample, Rejection, RejectReason, SampleId
-from pipeline.tar import Member, TarReader
+from pipeline.tar import TarReader
+from pipeline.tar_header import Member
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,8 +58,10 @@ class ShardSamples:
         self._config = config
         self._size = size
         self._max_image_bytes = max_image_bytes
+        self._image_suffixes = frozenset(config.image_extensions)
         self._wanted = frozenset(column.member.lower() for column in config.metadata)
         self._seen: set[int] = set()
+        self._open: _Group | None = None
         self._index = 0
 
     def __iter__(self) -> Iterator[RawSample | Rejection]:
@@ -67,11 +70,16 @@ class ShardSamples:
             yield from self._samples(TarReader(source))
             self._check_size(source)
         except TruncatedError:
-            self._check_size(source)  # a stream that broke off is no cut file
+            if source.ended:
+                self._check_size(source)  # a stream that broke off is no cut file
             if self._config.on_truncated == "fail":
                 raise
             self.complete = False
             self.warnings["truncated"] += 1
+            if self._open is not None:
+                # Dropped also where the cut lies just behind one of its members: the sample may
+                # have had more of them.
+                self.warnings["cut_sample"] += 1
 
     def _check_size(self, source: ByteSource) -> None:
         if self._size is not None and source.consumed != self._size:
@@ -81,21 +89,19 @@ class ShardSamples:
             )
 
     def _samples(self, tar: TarReader) -> Iterator[RawSample | Rejection]:
-        group: _Group | None = None
         for member in tar:
             place = self._place(member)
             if place is None:
                 continue
             key, suffix = place
+            group = self._open
             if group is None or key != group.key or member.name == group.image_member:
-                if group is not None:
-                    yield from self._finish(group)
-                group = _Group(key=key, repeated=self._was_seen(key))
+                yield from self._finish()
+                group = self._open = _Group(key=key, repeated=self._was_seen(key))
             self._add(group, member, suffix, tar)
-        if group is not None:
-            yield from self._finish(group)
+        yield from self._finish()
         if tar.joined:
-            self.warnings["joined_archives"] += tar.joined
+            self.warnings["joined_archives"] = tar.joined
 
     def _place(self, member: Member) -> tuple[str, str] | None:
         """Key and suffix of a member of a sample; anything else is counted."""
@@ -123,7 +129,7 @@ class ShardSamples:
 
     def _add(self, group: _Group, member: Member, suffix: str, tar: TarReader) -> None:
         group.members += 1
-        if is_image(suffix):
+        if is_image(suffix, self._image_suffixes):
             group.images += 1
             if group.images == 1:
                 group.image_member, group.image_size = member.name, member.size
@@ -137,7 +143,11 @@ class ShardSamples:
             elif member.size <= MAX_METADATA_BYTES:
                 group.texts[suffix] = tar.read_data()
 
-    def _finish(self, group: _Group) -> Iterator[RawSample | Rejection]:
+    def _finish(self) -> Iterator[RawSample | Rejection]:
+        """Yields the item of the group that is open; none where there is none to account for."""
+        group, self._open = self._open, None
+        if group is None:
+            return
         if group.images == 0 and is_meta_key(group.key):
             self.skipped["meta"] += group.members
             return
@@ -152,8 +162,8 @@ class ShardSamples:
             reason, detail = fault
             yield Rejection(id=id_, index=index, reason=reason, detail=detail, member=member)
             return
-        self.warnings["missing_metadata"] += len(columns.missing)
-        self.warnings["bad_metadata"] += len(columns.bad)
+        self.warnings.update(["missing_metadata"] * len(columns.missing))
+        self.warnings.update(["bad_metadata"] * len(columns.bad))
         yield RawSample(
             id=id_, index=index, member=member, image=group.image, metadata=columns.values
         )
@@ -171,7 +181,8 @@ class ShardSamples:
             return RejectReason.SEVERAL_IMAGES, (
                 f"{group.images} image members share the key, {member} and "
                 f"{printable(group.second_image)} first; if dots in their names belong to the key, "
-                f"set input.key_split: last_dot"
+                f"set input.key_split: last_dot; if one of them is the image of the sample, name "
+                f"its extension in input.image_extensions"
             )
         if group.image_size == 0:
             return RejectReason.EMPTY_IMAGE, f"{member} has no bytes"
