@@ -112,9 +112,6 @@ def demo(
         f"model.checkpoint={folder}/checkpoint",
     ]
     _run(parse_config(text, overrides, name="the demo's configuration"))
-    _say(
-        f"Look at it:  python -c \"import pyarrow.dataset as d; print(d.dataset('{folder}/out/embeddings').to_table())\""
-    )
 
 
 def _run(config: RunConfig) -> None:

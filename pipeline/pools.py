@@ -114,8 +114,9 @@ class Pool:
         if waited > timeout_s:
             raise StageError(
                 f"no {self.name} could start within workers.start_timeout_s = {timeout_s:g} s: "
-                f"each needs {self._needs}, the cluster has {_resources(ray.cluster_resources())}, of "
-                f"which {_resources(ray.available_resources())} are free"
+                f"each needs {self._needs}; the cluster has "
+                f"{_resources(ray.cluster_resources())}, of which "
+                f"{_resources(ray.available_resources())} are free"
             )
 
     def close(self) -> None:
