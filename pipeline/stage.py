@@ -60,7 +60,9 @@ class _Tally:
     consecutive: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     unsent: list[Rejection] = field(default_factory=list)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"read": 0.0, "prepare": 0.0, "pack": 0.0}
+    )
 
 
 def prepare_shard(shard: str, plan: RunPlan, storage: Storage) -> Iterator[StreamItem]:

@@ -128,9 +128,9 @@ class ShardWriter:
         """
         if block.ids != pack.batch.ids or len(block.vectors) != pack.batch.num_images:
             raise InvariantError(f"{self._lease.shard}: vectors do not belong to the pack")
-        finite = np.isfinite(block.vectors).all(axis=1)
+        finite = np.asarray(np.isfinite(block.vectors).all(axis=1))
         batch = pack.batch
-        for position, (sample, row) in enumerate(zip(batch.ids, pack.rows, strict=True)):
+        for position, (sample, row) in enumerate(zip(block.ids, pack.rows, strict=True)):
             if not finite[position]:
                 self.reject([_non_finite(sample, row.index)])
                 continue
