@@ -4,10 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from encoder.grid import target_grid
+from pipeline.colour import RGB
 from pipeline.config import PreprocessConfig
 from pipeline.decode import decode
 from pipeline.records import PatchedImage, RawSample
-from pipeline.resize import RGB, resize, resolve_kernel
+from pipeline.resize import resize, resolve_kernel
 
 __all__ = ["patchify", "prepare", "resolve_kernel"]
 
@@ -19,18 +20,26 @@ def prepare(
 
     Raises SampleError where the image is bad; anything else is a fault of ours.
     """
-    image = decode(sample.image, config)
-    height, width = image.shape[:2]
-    h, w = target_grid(
-        height, width, patch_size=patch_size, max_num_patches=config.max_num_patches
-    )
-    resized = resize(image, h * patch_size, w * patch_size, kernel)
+
+    def grid_of(height: int, width: int) -> tuple[int, int]:
+        budget = config.max_num_patches
+        return target_grid(height, width, patch_size=patch_size, max_num_patches=budget)
+
+    def twice_the_target(height: int, width: int) -> tuple[int, int]:
+        h, w = grid_of(height, width)
+        return 2 * h * patch_size, 2 * w * patch_size
+
+    needed = twice_the_target if config.decode == "reduced" else None
+    image = decode(sample.image, config, needed)
+    h, w = grid_of(*image.source_size)
+    resized = resize(image.pixels, h * patch_size, w * patch_size, kernel)
     return PatchedImage(
         id=sample.id,
         index=sample.index,
         pixel_values=patchify(resized, patch_size),
         grid=(h, w),
-        source_size=(height, width),
+        source_size=image.source_size,
+        truncated=image.truncated,
         metadata=sample.metadata,
     )
 

@@ -59,6 +59,7 @@ class PatchedImage:
     pixel_values: NDArray[np.uint8]  # [h * w, P], patches row-major, channel fastest
     grid: tuple[int, int]  # (h, w) in patches
     source_size: tuple[int, int]  # (height, width) px, after EXIF orientation
+    truncated: bool = False  # part of the file was missing; preprocess.truncated_images accepts it
     metadata: Mapping[str, Value] = field(default_factory=dict)
 
 

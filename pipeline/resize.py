@@ -7,13 +7,12 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from PIL import Image
 
+from pipeline.colour import RGB
 from pipeline.errors import ConfigError
 
 Kernel = Literal["torch", "pillow"]
-RGB = NDArray[np.uint8]  # [H, W, 3]
 
 
 @functools.cache
