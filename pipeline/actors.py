@@ -58,9 +58,9 @@ class Preprocessor:
         """Where it runs."""
         return _place()
 
-    def stream(self, shard: str) -> Iterator[StreamItem]:
+    def stream(self, url: str) -> Iterator[StreamItem]:
         """Yields what `pipeline.stage.prepare_shard` yields."""
-        yield from prepare_shard(shard, self._plan, self._storage)
+        yield from prepare_shard(url, self._plan, self._storage)
 
 
 class Encoder:
@@ -109,7 +109,7 @@ class Encoder:
     ) -> LeaseResult:
         loop = asyncio.get_running_loop()
         in_flight = self._plan.config.packing.packs_in_flight
-        async for item in _stream(preprocessor, lease.shard, in_flight):
+        async for item in _stream(preprocessor, lease.url, in_flight):
             state.last_item = time.monotonic()
             if isinstance(item, Pack):
                 await loop.run_in_executor(self._compute, self._encode, item, writer)
@@ -156,13 +156,13 @@ def _place() -> str:
 
 
 async def _stream(
-    preprocessor: ActorHandle[Any], shard: str, in_flight: int
+    preprocessor: ActorHandle[Any], url: str, in_flight: int
 ) -> AsyncIterator[StreamItem]:
     """Yields the items of one shard; cancels the producer however the consumer ends.
 
     Ray 2.60: a generator that is dropped without cancel runs to its end without backpressure.
     """
-    refs = preprocessor.stream.options(_generator_backpressure_num_objects=in_flight).remote(shard)
+    refs = preprocessor.stream.options(_generator_backpressure_num_objects=in_flight).remote(url)
     finished = False
     try:
         async for ref in refs:

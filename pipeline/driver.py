@@ -2,7 +2,6 @@
 
 import logging
 import time
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -187,7 +186,7 @@ class _LeaseLoop:
             encoder, preprocessor = self._encoders.free(), self._preprocessors.free()
             if encoder is None or preprocessor is None:
                 return
-            lease = Lease(shard=self._queue.popleft(), attempt=uuid.uuid4().hex)
+            lease = Lease(url=self._queue.popleft())
             reference = encoder.handle.run_lease.remote(lease, preprocessor.handle)
             self._open[reference] = lease
             encoder.leases.add(lease.attempt)
@@ -221,14 +220,12 @@ class _LeaseLoop:
             pool.lose(member, cause)
 
     def _retry(self, lease: Lease, cause: str) -> None:
-        self._attempts[lease.shard] += 1
-        if self._attempts[lease.shard] < self._plan.config.limits.shard_attempts:
+        self._attempts[lease.url] += 1
+        if self._attempts[lease.url] < self._plan.config.limits.shard_attempts:
             log.warning("%s: tried again (%s)", lease.shard, cause)
-            self._queue.append(lease.shard)
+            self._queue.append(lease.url)
             return
-        log.error(
-            "%s: given up after %d tries (%s)", lease.shard, self._attempts[lease.shard], cause
-        )
+        log.error("%s: given up after %d tries (%s)", lease.shard, self._attempts[lease.url], cause)
         self.progress.failed[lease.shard] = cause
 
     def _count(self, result: LeaseResult) -> None:

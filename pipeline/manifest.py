@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, OutputError
-from pipeline.storage import Storage
+from pipeline.storage import Storage, canonical_url
 
 RUN_FILE = "_run.json"
 EMBEDDINGS, REJECTS, FAILED = "embeddings", "rejects", "failed"
@@ -83,8 +83,8 @@ def failed_url(output: str, shard: str) -> str:
     return f"{output}/{FAILED}/{output_name(shard)}.json"
 
 
-def pending_shards(storage: Storage, output: str, shards: Iterable[str]) -> list[str]:
-    """The shards without an embeddings object, in their order; from one listing, no other state.
+def pending_shards(storage: Storage, output: str, urls: Iterable[str]) -> list[str]:
+    """The shard URLs without an embeddings object, in their order; from one listing, no other state.
 
     Raises ConfigError where two shards would write one output.
     """
@@ -95,13 +95,15 @@ def pending_shards(storage: Storage, output: str, shards: Iterable[str]) -> list
     }
     seen: set[int] = set()
     pending = []
-    for shard in shards:
-        number = int(_hash_hex(shard), 16)
+    for url in urls:
+        number = int(_hash_hex(canonical_url(url)), 16)
         if number in seen:
-            raise ConfigError(f"two input shards have one output name: {output_name(shard)}")
+            raise ConfigError(
+                f"two input shards have one output name: {output_name(canonical_url(url))}"
+            )
         seen.add(number)
         if number not in done:
-            pending.append(shard)
+            pending.append(url)
     return pending
 
 

@@ -29,7 +29,7 @@ from pipeline.records import (
     StreamItem,
 )
 from pipeline.shards import ShardSamples
-from pipeline.storage import Storage
+from pipeline.storage import Storage, canonical_url
 from pipeline.writer import Lease, Outcome, ShardWriter, embeddings_schema
 
 Encode = Callable[[PackedBatch], Any]  # -> float32 [N, D]
@@ -65,7 +65,7 @@ class _Tally:
     )
 
 
-def prepare_shard(shard: str, plan: RunPlan, storage: Storage) -> Iterator[StreamItem]:
+def prepare_shard(url: str, plan: RunPlan, storage: Storage) -> Iterator[StreamItem]:
     """Yields the packs and rejections of a shard, and last its End.
 
     Raises ShardError and StorageError where the shard cannot be read whole, RejectionLimitError
@@ -73,7 +73,8 @@ def prepare_shard(shard: str, plan: RunPlan, storage: Storage) -> Iterator[Strea
     """
     config = plan.config
     tally = _Tally()
-    with storage.open(shard) as stream:
+    shard = canonical_url(url)
+    with storage.open(url) as stream:
         samples = ShardSamples(
             stream,
             shard=shard,
@@ -216,7 +217,7 @@ def run_plain(
     for lease in leases:
         tokens = 0
         with shard_writer(lease, plan, storage, "plain loop") as writer:
-            for item in prepare_shard(lease.shard, plan, storage):
+            for item in prepare_shard(lease.url, plan, storage):
                 if isinstance(item, Pack):
                     writer.add(item, encode_pack(item, encode, plan))
                     tokens += item.batch.num_tokens

@@ -3,9 +3,10 @@
 import json
 import shutil
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -27,9 +28,10 @@ from pipeline.records import (
     SampleId,
     ShardReport,
 )
-from pipeline.storage import Storage
+from pipeline.storage import Storage, canonical_url
 
 FOOTER_KEY = b"embedmill"
+_TAIL_BYTES = 64 << 10
 _ROW_GROUP = 8192  # rows in memory at most before they go to disk: 12 MB of float16 at width 768
 _ARROW_TYPES: Mapping[str, pa.DataType] = {
     "string": pa.string(),
@@ -56,8 +58,13 @@ Outcome = Literal["published", "already_ours", "lost"]
 class Lease:
     """One try at one shard. The attempt decides who won when two publish the same shard."""
 
-    shard: str  # canonical id, which is also the URL that is read
-    attempt: str  # uuid4 hex
+    url: str  # where the shard is read; a signed URL has secrets in its query
+    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def shard(self) -> str:
+        """The canonical shard id."""
+        return canonical_url(self.url)
 
 
 def embeddings_schema(config: InputConfig, dtype: str, width: int) -> pa.Schema:
@@ -244,8 +251,12 @@ class ShardWriter:
 
 
 def read_footer(storage: Storage, url: str) -> dict[str, Any]:
-    """The embedmill footer of a published embeddings object."""
-    metadata = pq.read_metadata(pa.BufferReader(storage.read(url))).metadata or {}
+    """The embedmill footer of a published embeddings object; reads the object's tail only."""
+    tail = storage.tail(url, _TAIL_BYTES)
+    length = int.from_bytes(tail[-8:-4], "little") + 8  # Parquet: footer, its length, magic
+    if length > len(tail):
+        tail = storage.tail(url, length)
+    metadata = pq.read_metadata(pa.BufferReader(tail)).metadata or {}
     footer: dict[str, Any] = json.loads(metadata[FOOTER_KEY])
     return footer
 

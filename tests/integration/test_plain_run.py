@@ -1,7 +1,6 @@
 """The stage as a plain loop: the same functions as on Ray, without it."""
 
 import json
-import uuid
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ def run(config_path):
     work = prepare_work(config, storage)
     open_run(storage, work.plan.output, config, work.plan.model, work.plan.fingerprint)
     encoder = load_encoder(config.model.checkpoint, device="cpu")
-    leases = [Lease(shard=shard, attempt=uuid.uuid4().hex) for shard in work.pending]
+    leases = [Lease(url=url) for url in work.pending]
     return work, list(run_plain(leases, work.plan, storage, encoder.encode))
 
 
@@ -41,7 +40,9 @@ def test_every_image_is_a_row_or_a_reject(two_shards, write_config, tmp_path):
     _, results = run(write_config())
     rows, rejects = read_rows(tmp_path / "out"), read_rejects(tmp_path / "out")
     assert len(rows) == 10
-    assert [(r["key"], r["reason"], r["index"]) for r in rejects] == [("broken", "unknown_format", 5)]
+    assert [(r["key"], r["reason"], r["index"]) for r in rejects] == [
+        ("broken", "unknown_format", 5)
+    ]
     assert sum(result.report.read for result in results) == 11
     assert all(result.report.balanced for result in results)
 
@@ -106,7 +107,7 @@ def test_the_loser_of_two_attempts_removes_its_rejects(two_shards, write_config,
     storage = Storage(config.storage)
     work = prepare_work(config, storage)
     encoder = load_encoder(config.model.checkpoint, device="cpu")
-    leases = [Lease(shard=work.pending[0], attempt=uuid.uuid4().hex) for _ in range(2)]
+    leases = [Lease(url=work.pending[0]) for _ in range(2)]
     first, second = run_plain(leases, work.plan, storage, encoder.encode)
     assert (first.outcome, second.outcome) == ("published", "lost")
     (rejects,) = (tmp_path / "out" / "rejects").iterdir()
@@ -125,7 +126,7 @@ def test_a_put_whose_answer_was_lost_is_recognised(two_shards, write_config, mon
         return False  # what a retry sees whose first try had succeeded
 
     monkeypatch.setattr(Storage, "create", create_and_forget)
-    leases = [Lease(shard=work.pending[0], attempt=uuid.uuid4().hex)]
+    leases = [Lease(url=work.pending[0])]
     (result,) = run_plain(leases, work.plan, storage, encoder.encode)
     assert result.outcome == "already_ours"
 
@@ -140,7 +141,7 @@ def test_vectors_that_are_not_finite_become_rejections(two_shards, write_config,
         vectors[[sample.key == "anemones" for sample in batch.ids]] = np.nan
         return vectors
 
-    leases = [Lease(shard=shard, attempt=uuid.uuid4().hex) for shard in work.pending]
+    leases = [Lease(url=url) for url in work.pending]
     results = list(run_plain(leases, work.plan, storage, encode))
     reasons = {reject["key"]: reject["reason"] for reject in read_rejects(tmp_path / "out")}
     assert reasons == {"anemones": "non_finite", "broken": "unknown_format"}
@@ -152,12 +153,10 @@ def test_a_sample_that_comes_twice_stops_the_run(two_shards, write_config):
     config = load_config(write_config())
     storage = Storage(config.storage)
     work = prepare_work(config, storage)
-    lease = Lease(shard=work.pending[0], attempt="a")
-    items = list(prepare_shard(lease.shard, work.plan, storage))
+    lease = Lease(url=work.pending[0])
+    items = list(prepare_shard(lease.url, work.plan, storage))
     pack = next(item for item in items if isinstance(item, Pack))
-    block = encode_pack(
-        pack, lambda batch: np.ones((batch.num_images, 192), np.float32), work.plan
-    )
+    block = encode_pack(pack, lambda batch: np.ones((batch.num_images, 192), np.float32), work.plan)
     with shard_writer(lease, work.plan, storage, "test") as writer:
         writer.add(pack, block)
         with pytest.raises(InvariantError, match="came twice"):
@@ -168,8 +167,8 @@ def test_a_shard_that_lost_a_row_is_never_published(two_shards, write_config, tm
     config = load_config(write_config())
     storage = Storage(config.storage)
     work = prepare_work(config, storage)
-    lease = Lease(shard=work.pending[0], attempt="a")
-    *_, end = prepare_shard(lease.shard, work.plan, storage)
+    lease = Lease(url=work.pending[0])
+    *_, end = prepare_shard(lease.url, work.plan, storage)
     with shard_writer(lease, work.plan, storage, "test") as writer:
         with pytest.raises(InvariantError, match="read = embedded \\+ rejected"):
             writer.publish(end)
