@@ -84,7 +84,7 @@ def failed_url(output: str, shard: str) -> str:
 
 
 def pending_shards(storage: Storage, output: str, urls: Iterable[str]) -> list[str]:
-    """The shard URLs without an embeddings object, in their order; from one listing, no other state.
+    """The shard URLs without an embeddings object, in their order; one listing is all it takes.
 
     Raises ConfigError where two shards would write one output.
     """
@@ -96,11 +96,10 @@ def pending_shards(storage: Storage, output: str, urls: Iterable[str]) -> list[s
     seen: set[int] = set()
     pending = []
     for url in urls:
-        number = int(_hash_hex(canonical_url(url)), 16)
+        shard = canonical_url(url)
+        number = int(_hash_hex(shard), 16)
         if number in seen:
-            raise ConfigError(
-                f"two input shards have one output name: {output_name(canonical_url(url))}"
-            )
+            raise ConfigError(f"two input shards have one output name: {output_name(shard)}")
         seen.add(number)
         if number not in done:
             pending.append(url)

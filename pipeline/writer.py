@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from pipeline.config import InputConfig
 from pipeline.errors import InvariantError
@@ -263,15 +262,16 @@ def read_footer(storage: Storage, url: str) -> dict[str, Any]:
 
 def _rows_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     columns = []
-    for field in schema:
-        if field.name == "embedding":
-            columns.append(_vectors([row["embedding"] for row in rows], field.type))
+    for column in schema:
+        values = [row.get(column.name) for row in rows]
+        if column.name == "embedding":
+            columns.append(_vectors(values, column.type))
         else:
-            columns.append(pa.array([row.get(field.name) for row in rows], type=field.type))
+            columns.append(pa.array(values, type=column.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _vectors(vectors: Sequence[NDArray[np.float32]], kind: pa.DataType) -> pa.Array:
+def _vectors(vectors: Sequence[Any], kind: pa.DataType) -> pa.Array:
     dtype = np.float16 if kind.value_type == pa.float16() else np.float32
     flat = np.stack(vectors).astype(dtype).reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=kind)

@@ -169,9 +169,9 @@ def test_a_shard_that_lost_a_row_is_never_published(two_shards, write_config, tm
     work = prepare_work(config, storage)
     lease = Lease(url=work.pending[0])
     *_, end = prepare_shard(lease.url, work.plan, storage)
-    with shard_writer(lease, work.plan, storage, "test") as writer:
-        with pytest.raises(InvariantError, match="read = embedded \\+ rejected"):
-            writer.publish(end)
+    writer = shard_writer(lease, work.plan, storage, "test")
+    with writer, pytest.raises(InvariantError, match="read = embedded \\+ rejected"):
+        writer.publish(end)
     assert not list((tmp_path / "out").rglob("*.parquet"))
 
 
