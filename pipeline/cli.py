@@ -69,27 +69,26 @@ def run(config: ConfigArgument, changes: SetOption = None, address: AddressOptio
 def plan(config: ConfigArgument, changes: SetOption = None) -> None:
     """Check the configuration and count the shards, done and to do. Nothing is written."""
     from pipeline.driver import prepare_work
+    from pipeline.manifest import check_output
     from pipeline.storage import Storage
 
     loaded = load_config(config, changes or [])
-    work = prepare_work(loaded, Storage(loaded.storage))
-    run_plan = work.plan
-    console.print(f"configuration  {config}: valid")
-    console.print(
-        f"model          {run_plan.model.checkpoint} ({loaded.model_dtype}, {loaded.device}), "
-        f"width {run_plan.model.width}, patch {run_plan.model.patch_size}, "
-        f"digest {run_plan.model.digest[:16]}"
-    )
-    console.print(
-        f"images         at most {loaded.preprocess.max_num_patches} patches, "
-        f"decode {loaded.preprocess.decode}, resize kernel {run_plan.kernel}"
-    )
-    console.print(f"fingerprint    {run_plan.fingerprint.sha[:16]}")
-    console.print(
-        f"shards         {work.total:,}: {work.total - len(work.pending):,} done, "
-        f"{len(work.pending):,} to do"
-    )
-    console.print(f"output         {run_plan.output}")
+    storage = Storage(loaded.storage)
+    work = prepare_work(loaded, storage)
+    belongs = check_output(storage, work.plan.output, work.plan.fingerprint)
+    model, done = work.plan.model, work.total - len(work.pending)
+    rows = {
+        "configuration": f"{config}: valid",
+        "model": f"{model.checkpoint} ({loaded.model_dtype} on {loaded.device}), "
+        f"width {model.width}, patch size {model.patch_size}, digest {model.digest[:16]}",
+        "images": f"at most {loaded.preprocess.max_num_patches} patches, "
+        f"decode {loaded.preprocess.decode}, resize kernel {work.plan.kernel}",
+        "fingerprint": work.plan.fingerprint.sha[:16],
+        "shards": f"{work.total:,}: {done:,} done, {len(work.pending):,} to do",
+        "output": work.plan.output + ("" if belongs else " (new)"),
+    }
+    for name, value in rows.items():
+        print(f"{name:<14} {value}")
 
 
 @app.command()

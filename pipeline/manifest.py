@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from pipeline.config import RunConfig
-from pipeline.errors import ConfigError, OutputError
+from pipeline.errors import ConfigError, OutputError, StorageError
 from pipeline.storage import Storage, canonical_url
 
 RUN_FILE = "_run.json"
@@ -127,17 +127,25 @@ def open_run(
         "versions": recorded_versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    url = f"{output}/{RUN_FILE}"
-    if storage.create(url, json.dumps(record, indent=2).encode()):
+    if storage.create(f"{output}/{RUN_FILE}", json.dumps(record, indent=2).encode()):
         return True
-    check_fingerprint(json.loads(storage.read(url)), fingerprint, output)
+    check_output(storage, output, fingerprint)
     return False
 
 
-def check_fingerprint(stored: Mapping[str, Any], fingerprint: Fingerprint, output: str) -> None:
-    """None; raises OutputError with the differing fields where `_run.json` names another run."""
+def check_output(storage: Storage, output: str, fingerprint: Fingerprint) -> bool:
+    """True when the folder belongs to this run, False when it belongs to none yet.
+
+    Raises OutputError with the differing fields where it belongs to another.
+    """
+    try:
+        stored = json.loads(storage.read(f"{output}/{RUN_FILE}"))
+    except StorageError as error:
+        if error.kind == "not_found":
+            return False
+        raise
     if stored["fingerprint"] == fingerprint.sha:
-        return
+        return True
     old, new = stored["fields"], fingerprint.fields
     differing = [
         f"  {name}: {old.get(name)!r} there, {new.get(name)!r} now"
