@@ -1,0 +1,116 @@
+"""What went wrong in obstore: its exceptions, told apart by type and by what they say.
+
+obstore raises GenericError for most failures, and the HTTP status is only in its text. What the
+text looks like was found by asking a server that fails on purpose; the storage tests do it again.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from pipeline.errors import StorageError, StorageKind
+from pipeline.urls import Location, without_secrets
+
+_STATUS = re.compile(r"status code: (\d{3}) ([^:\n]*): ?([^\n]*)")
+_CODE, _MESSAGE = re.compile(r"<Code>(\w+)</Code>"), re.compile(r"<Message>([^<]+)</Message>")
+_NO_ANSWER = ("error sending request", "request or response body error")
+_PASSING_STATUS = {408, 425, 429}  # and 5xx but for 501 and 507
+_PASSING_CODE = {
+    "RequestTimeout",  # S3 says so with status 400
+    "SlowDown",
+    "IncompleteBody",
+    "BadDigest",
+    "XAmzContentSHA256Mismatch",
+    "ConditionalRequestConflict",  # 409: another writer is at this very object now
+    "OperationAborted",
+}
+_DENIED_CODE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
+_PLAIN = {"changed": "it is no longer the version that was opened"}
+_METADATA_SERVERS = ("//169.254.169.254/", "//metadata.google.internal/", "//169.254.170.2/")
+
+
+@contextmanager
+def store_errors(place: Location, operation: str) -> Iterator[None]:
+    """Nothing; what obstore raises inside comes out as StorageError, without its cause.
+
+    The cause is dropped because its text may hold a signed URL.
+    """
+    try:
+        yield
+    except (BaseError, FileNotFoundError, NotImplementedError) as error:
+        raise _translated(error, place, operation) from None
+    except ValueError as error:
+        if "Could not parse path" not in str(error):
+            raise
+        message = "a key must not have empty, '.' or '..' segments"
+        raise StorageError(message, place.url, operation, "unsupported") from None
+
+
+def is_conflict(error: AlreadyExistsError) -> bool:
+    """True where a conditional put met a writer under way: nothing may be there in the end."""
+    return _code(str(error)) in _PASSING_CODE
+
+
+def _translated(error: Exception, place: Location, operation: str) -> StorageError:
+    text = str(error)
+    kind = _kind(error, text)
+    message = _message(text) if kind not in _PLAIN else _PLAIN[kind]
+    if any(server in text for server in _METADATA_SERVERS):
+        kind = kind if kind == "transient" else "denied"
+        message = f"no credentials in the configuration or environment, and the machine's {message}"
+    return StorageError(message, place.url, operation, kind)
+
+
+def _kind(error: Exception, text: str) -> StorageKind:
+    if isinstance(error, FileNotFoundError):
+        return "not_found"
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return "denied"
+    if isinstance(error, PreconditionError):
+        return "changed"
+    if isinstance(error, NotImplementedError | NotSupportedError):
+        return "unsupported"
+    found = _STATUS.search(text)
+    status, code = int(found.group(1)) if found else 0, _code(text)
+    if status == 507:
+        return "full"
+    if status == 501:
+        return "unsupported"
+    if code in _DENIED_CODE:
+        return "denied"
+    if status in _PASSING_STATUS or status >= 500 or code in _PASSING_CODE:
+        return "transient"
+    if any(phrase in text for phrase in _NO_ANSWER):
+        return "transient"
+    return "other"
+
+
+def _code(text: str) -> str:
+    found = _CODE.search(text)
+    return found.group(1) if found else ""
+
+
+def _message(text: str) -> str:
+    if found := _STATUS.search(text):
+        status, name, body = found.groups()
+        said = _MESSAGE.search(body)
+        detail = f"{_code(body)}: {said.group(1)}" if said else _code(body) or body
+        message = f"server answered {status} {name}" + (f" ({detail})" if detail else "")
+    elif any(phrase in text for phrase in _NO_ANSWER):
+        reasons = re.findall(r'kind: (\w+)|message: "([^"]*)"', text)
+        detail = ", ".join(first or second for first, second in reasons)
+        message = f"server gave no whole answer ({detail})"
+    elif "not found: " in text:  # stores without HTTP, in whose words the path comes twice
+        message = "there is no such object"
+    else:
+        message = text.split("\n", 1)[0]
+    return without_secrets(message)[:300]
