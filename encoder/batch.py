@@ -1,4 +1,4 @@
-"""The packed input of the encoder: pixel rows and grids of many images in one object that checks itself.
+"""The packed input of the encoder: pixel rows and grids of many images, one self-checking object.
 
 Letters: N images in a pack, T patches (tokens) in a pack, P values in a patch (patch_size**2 * 3).
 
@@ -8,13 +8,15 @@ NumPy only: the process that makes packs and the process that encodes them both 
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from encoder.diagnosis import NUM_CHANNELS, PackMismatchError, diagnose
+from encoder.causes import image_name
+from encoder.diagnosis import PackMismatchError, diagnose
 from encoder.grid import target_grids
+from encoder.pack_layout import NUM_CHANNELS
 
 __all__ = ["PackMismatchError", "PackedBatch", "check_packed"]
 
@@ -47,45 +49,53 @@ class PackedBatch:
         return int(self.pixel_values.shape[0])
 
     def check(self) -> None:
-        """None; raises PackMismatchError naming the first id whose rows and grid disagree."""
-        _check_layout(self)
-        lengths = np.diff(self.cu_seqlens.astype(np.int64))
-        products = self.spatial_shapes[:, 0] * self.spatial_shapes[:, 1]
+        """None; raises PackMismatchError naming the first id whose rows and grid disagree.
+
+        Pickling does not check: whoever receives a pack does.
+        """
+        _check_types(self)
+        _check_images(self)
+        lengths, shapes = np.diff(self.cu_seqlens), self.spatial_shapes
         sound = (
-            len(self.spatial_shapes) == len(lengths)
-            and bool((self.spatial_shapes > 0).all())
-            and bool((lengths == products).all())
-            and int(lengths.sum()) == self.num_tokens
+            self.pixel_values.shape[1] == self._patch_size**2 * NUM_CHANNELS
+            and shapes.shape == (self.num_images, 2)
+            and bool((shapes > 0).all())
+            and bool((shapes <= self.num_tokens).all())  # so that no product overflows
+            and bool((shapes[:, 0] * shapes[:, 1] == lengths).all())
+            and int(self.cu_seqlens[-1]) == self.num_tokens
         )
         if not sound:
-            self._diagnose()
+            self._raise_fault()
 
     def check_grids(self, *, patch_size: int, max_num_patches: int) -> None:
-        """None; raises PackMismatchError where a grid is not the target grid of its source size."""
+        """None; raises PackMismatchError where a grid is not the target grid of its source size.
+
+        A grid whose rows and columns are swapped shows, unless the source is square: no record of
+        a pack could tell. The same holds for two images of equal grids that are exchanged.
+        """
         expected = target_grids(
             self.source_sizes, patch_size=patch_size, max_num_patches=max_num_patches
         )
-        if (
-            self.pixel_values.shape[1] != patch_size**2 * NUM_CHANNELS
-            or (expected != self.spatial_shapes).any()
-        ):
-            self._diagnose(patch_size=patch_size, max_num_patches=max_num_patches)
+        if self._patch_size != patch_size or (expected != self.spatial_shapes).any():
+            self._raise_fault(patch_size=patch_size, max_num_patches=max_num_patches)
 
-    def _diagnose(
+    @property
+    def _patch_size(self) -> int:
+        return math.isqrt(self.pixel_values.shape[1] // NUM_CHANNELS)
+
+    def _raise_fault(
         self, *, patch_size: int | None = None, max_num_patches: int | None = None
-    ) -> None:
-        if patch_size is None:  # unknown here: take the width at its word
-            patch_size = math.isqrt(self.pixel_values.shape[1] // NUM_CHANNELS)
-        check_packed(
+    ) -> NoReturn:
+        fault = diagnose(
             self.pixel_values,
             self.spatial_shapes,
-            lengths=np.diff(self.cu_seqlens.astype(np.int64)),
+            lengths=np.diff(self.cu_seqlens),
             keys=self.ids,
             source_sizes=self.source_sizes,
             max_num_patches=max_num_patches,
             patch_size=patch_size,
         )
-        raise PackMismatchError("The pack is inconsistent, but no single fault could be named.")
+        raise PackMismatchError(fault or "The pack is inconsistent, but no fault could be named.")
 
 
 def check_packed(
@@ -100,15 +110,17 @@ def check_packed(
 ) -> None:
     """None when packed patches and their grids agree; says as much as the input allows when not.
 
-    Takes NumPy arrays, torch tensors or nested lists from any preprocessor:
-    `pixel_values` [T, P] or [1, T, P], any dtype; `spatial_shapes` [N, 2] integers, (h, w) in
-    patches; `lengths` [N], the rows that were really written for each image; `keys` [N], names for
-    the message; `source_sizes` [N, 2], (height, width) in pixels of the images as they were given
-    to the resize. Lengths make it possible to name the image at fault; source sizes make swapped
-    rows and columns and exchanged images visible, whose totals agree.
+    Takes NumPy arrays, tensors of other libraries on any device, or nested lists; pixels are not
+    copied. `pixel_values` [T, P] or [1, T, P], any dtype; `spatial_shapes` [N, 2] integers, (h, w)
+    in patches; `lengths` [N], the rows that were really written for each image; `keys` [N], names
+    for the message; `source_sizes` [N, 2], (height, width) in pixels of the images as they were
+    given to the resize. Lengths tell which image is at fault. Source sizes show swapped rows and
+    columns and exchanged images, whose totals agree; with `max_num_patches` every grid is held to
+    the target grid of its source. Of square sources nobody can tell: a grid that is swapped is
+    the same grid, and two of them exchanged are in order as far as grids go.
 
-    Raises PackMismatchError. Its first sentence, where totals differ, is the one that packed
-    SigLIP2 encoders print; the next ones name the sample, both numbers and the likely cause.
+    Raises PackMismatchError. Where totals differ it begins with the sentence that packed SigLIP2
+    encoders print; what follows names the image, both numbers and the likely cause.
     """
     fault = diagnose(
         pixel_values,
@@ -123,7 +135,7 @@ def check_packed(
         raise PackMismatchError(fault)
 
 
-def _check_layout(batch: PackedBatch) -> None:
+def _check_types(batch: PackedBatch) -> None:
     for name, ndim, dtype in (
         ("pixel_values", 2, np.uint8),
         ("spatial_shapes", 2, np.int64),
@@ -137,21 +149,37 @@ def _check_layout(batch: PackedBatch) -> None:
                 f"{name} of a pack must be a {ndim}-d {np.dtype(dtype).name} NumPy array, "
                 f"found {found}."
             )
-    cu_seqlens, num_images = batch.cu_seqlens, len(batch.ids)
-    if len(cu_seqlens) != num_images + 1 or cu_seqlens[0] != 0 or (np.diff(cu_seqlens) <= 0).any():
-        raise PackMismatchError(
-            f"cu_seqlens must hold {num_images + 1} strictly increasing values from 0, one segment "
-            f"for each of {num_images} ids, found {_head(cu_seqlens)}."
-        )
-    if batch.source_sizes.shape != (num_images, 2) or (batch.source_sizes <= 0).any():
-        raise PackMismatchError(
-            f"source_sizes must be [{num_images}, 2] positive (height, width) pixels, "
-            f"found shape {batch.source_sizes.shape}."
-        )
-    if len(set(batch.ids)) != num_images:
-        raise PackMismatchError("ids of a pack must be distinct: an image is in it twice.")
 
 
-def _head(array: NDArray[Any], count: int = 8) -> str:
-    values = ", ".join(str(value) for value in array[:count])
-    return f"[{values}, ...] ({len(array)})" if len(array) > count else f"[{values}]"
+def _check_images(batch: PackedBatch) -> None:
+    """None where cu_seqlens, source_sizes and ids each describe N images."""
+    ids, cu_seqlens, sizes = batch.ids, batch.cu_seqlens, batch.source_sizes
+    if len(cu_seqlens) != len(ids) + 1:
+        raise PackMismatchError(
+            f"cu_seqlens must hold N + 1 = {len(ids) + 1} values for {len(ids)} ids, "
+            f"found {len(cu_seqlens)}."
+        )
+    if cu_seqlens[0] != 0:
+        raise PackMismatchError(f"cu_seqlens must start at 0, found {cu_seqlens[0]}.")
+    if (bad := _first(cu_seqlens[1:] <= cu_seqlens[:-1])) is not None:
+        raise PackMismatchError(
+            f"cu_seqlens must be strictly increasing, {image_name(ids, bad)} has the rows "
+            f"{cu_seqlens[bad]}:{cu_seqlens[bad + 1]}."
+        )
+    if sizes.shape != (len(ids), 2):
+        raise PackMismatchError(
+            f"source_sizes must be [N, 2], (height, width) in pixels, found {sizes.shape} "
+            f"for {len(ids)} ids."
+        )
+    if (bad := _first((sizes < 1).any(axis=1))) is not None:
+        raise PackMismatchError(
+            f"source_sizes must be positive, (height, width) in pixels, {image_name(ids, bad)} "
+            f"has {tuple(sizes[bad].tolist())}."
+        )
+    if len(set(ids)) != len(ids):
+        twice = next(index for index, key in enumerate(ids) if key in ids[:index])
+        raise PackMismatchError(f"ids must be distinct, {image_name(ids, twice)} came before.")
+
+
+def _first(wrong: Any) -> int | None:
+    return int(np.argmax(wrong)) if np.any(wrong) else None

@@ -1,16 +1,17 @@
 """Errors, by who can mend them and what the driver must do.
 
 EmbedmillError
-  ConfigError          the user: a field, a combination, a shard specification     exit 2, before anything starts
-  OutputError          the user: the output folder belongs to another run          exit 2
-  SampleError          the data: one image is unusable                             a Rejection, the run goes on
-  ShardError           the data: a tar is truncated, corrupt or changed            the shard fails, is retried, then quarantined
+  ConfigError          the user: a field, a combination, a shard specification: exit 2
+  OutputError          the user: the output folder belongs to another run: exit 2
+  SampleError          the data: one image is unusable; a Rejection, the run goes on
+  ShardError           the data: a tar is truncated, corrupt or changed; the shard fails, is
+                       retried, then quarantined
   StorageError         the world: `transient` is retried with backoff, else the shard fails
-  RejectionLimitError  the data, or a wrong setting: too much is rejected          exit 3
-  StageError           the cluster: actors cannot start or die in a loop           exit 3
-  InvariantError       us: our own accounting failed                               exit 3, never skipped
+  RejectionLimitError  the data, or a wrong setting: too much is rejected: exit 3
+  StageError           the cluster: actors cannot start or die in a loop: exit 3
+  InvariantError       us: our own accounting failed, never skipped: exit 3
 
-The encoder's own errors (encoder.weights.CheckpointError: exit 2, encoder.batch.PackMismatchError:
+The encoder's own errors (encoder.config.CheckpointError: exit 2, encoder.batch.PackMismatchError:
 an invariant) are ValueErrors of that library. All of them survive pickling: Ray moves them.
 """
 
@@ -62,7 +63,7 @@ class StorageError(EmbedmillError):
 
     def __init__(
         self, message: str, url: str = "", operation: str = "", kind: StorageKind = "other"
-    ):
+    ) -> None:
         super().__init__(message, url, operation, kind)
         self.message = message
         self.url = url

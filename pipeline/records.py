@@ -88,8 +88,11 @@ class EmbeddingBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """What was read from one shard. `embedded` and `rejected` are what the reading half knows:
-    images that it packed, and images that it turned down."""
+    """What was read from one shard.
+
+    `embedded` and `rejected` are what the reading half knows: images that it packed, and images
+    that it turned down.
+    """
 
     shard: str
     read: int
