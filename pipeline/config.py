@@ -2,12 +2,37 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+
+from pipeline.urls import without_secrets
 
 MAX_SHARD_OUTPUT_BYTES = 4 << 30  # one conditional put; multipart uploads have no create-only mode
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+# Store options whose values may be shown. Any other may be a secret and is written as ***.
+_SHOWN_OPTIONS = frozenset(
+    {"account_name", "allow_http", "aws_endpoint_url_s3", "checksum_algorithm", "conditional_put"}
+    | {"connect_timeout", "default_region", "endpoint", "http1_only", "http2_only", "profile"}
+    | {"region", "server_side_encryption", "timeout"}
+)
+
+
+def _redacted(options: dict[str, str | bool]) -> dict[str, str | bool]:
+    return {key: _shown(key, value) for key, value in options.items()}
+
+
+def _shown(key: str, value: str | bool) -> str | bool:
+    if isinstance(value, bool):
+        return value
+    return without_secrets(value) if key in _SHOWN_OPTIONS else "***"
+
+
+# Dumped and shown without secrets: `_run.json`, logs. Pickles keep them, for the workers.
+StoreOptions = Annotated[dict[str, str | bool], PlainSerializer(_redacted), Field(repr=False)]
+Url = Annotated[str, PlainSerializer(without_secrets)]
 
 
 class Section(BaseModel):
@@ -31,9 +56,9 @@ class MetadataColumn(Section):
 
 
 class InputConfig(Section):
-    shards: str | list[str] = Field(default_factory=list)
+    shards: Url | list[Url] = Field(default_factory=list, repr=False)
     """WebDataset tar shards: one or a list of paths or URLs, with brace ranges and globs."""
-    shards_file: str | None = None
+    shards_file: Url | None = Field(default=None, repr=False)
     """Text file (path or URL), one specification a line; empty lines and # comments are skipped."""
     key_split: Literal["first_dot", "last_dot"] = "first_dot"
     """Where a member's base name ends and its extension begins. first_dot is WebDataset's rule."""
@@ -62,7 +87,7 @@ class InputConfig(Section):
 
 
 class OutputConfig(Section):
-    path: str
+    path: Url
     dtype: Literal["float16", "float32"] = "float16"
     """float16 halves the output; unit vectors lose about 3e-4 of their length to it."""
     normalize: bool = True
@@ -70,7 +95,7 @@ class OutputConfig(Section):
 
 
 class ModelConfig(Section):
-    checkpoint: str
+    checkpoint: Url
     """Folder with config.json and *.safetensors, Hugging Face id, or storage URL."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id; the run pins what it resolved to."""
@@ -151,18 +176,28 @@ class RayConfig(Section):
 
 
 class StorageConfig(Section):
-    """Options by scheme, handed to obstore; credentials belong in the environment."""
+    """Options by scheme, for obstore. Credentials belong in the environment, a profile or a role.
 
-    s3: dict[str, str | bool] = Field(default_factory=dict)
-    gs: dict[str, str | bool] = Field(default_factory=dict)
-    az: dict[str, str | bool] = Field(default_factory=dict)
-    http: dict[str, str | bool] = Field(default_factory=dict)
+    A secret that is given here all the same is never written or shown, only handed to workers.
+    """
+
+    s3: StoreOptions = Field(default_factory=dict)
+    """Options of obstore's S3Store (endpoint, region, skip_signature ...) and of its HTTP client
+    (proxy_url, root_certificate ...); profile names an AWS profile, which needs the extra [aws]."""
+    gs: StoreOptions = Field(default_factory=dict)
+    """Options of obstore's GCSStore (service_account ...) and of its HTTP client."""
+    az: StoreOptions = Field(default_factory=dict)
+    """Options of obstore's AzureStore (account_name ...) and of its HTTP client."""
+    http: StoreOptions = Field(default_factory=dict)
+    """Options of obstore's HTTP client (proxy_url, root_certificate ...)."""
     range_mib: Annotated[int, Field(ge=1, le=64)] = 8
     """Bytes of one ranged GET."""
     read_ahead: Annotated[int, Field(ge=0, le=16)] = 2
     """Ranges fetched ahead of the decoder."""
     retries: Annotated[int, Field(ge=0, le=20)] = 6
     """Tries again for transient errors, with backoff from 0.2 s doubling to 20 s."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """One request, its body included: 8 MiB at 70 kB/s. Above 64 MiB a second more for each MiB."""
 
 
 class LimitsConfig(Section):

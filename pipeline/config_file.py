@@ -130,6 +130,8 @@ def _explain(detail: ErrorDetails) -> str:
     if kind == "string_type" and isinstance(found, bool):
         hint = "; YAML reads yes, no, on and off as booleans: put the value in quotes"
     message = detail["msg"].removeprefix("Input ")
+    if place.startswith("storage."):  # the value may be a secret
+        return f"{place}: {message}, got {type(found).__name__}"
     return f"{place}: {message}, got {found!r}{hint}"
 
 

@@ -55,6 +55,9 @@ def locate(path_or_url: str) -> Location:
         raise ConfigError(
             f"{shown}: the scheme must be one of {', '.join(SCHEMES)}, found {parts.scheme!r}"
         )
+    web = parts.scheme in ("http", "https")
+    if not web and (parts.query or parts.fragment or path_or_url[-1] in "?#"):
+        raise ConfigError(f"{shown}: only web URLs have a query; write ? as %3F and # as %23")
     path = os.fsdecode(unquote_to_bytes(parts.path))
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not path.startswith("/"):
@@ -63,7 +66,7 @@ def locate(path_or_url: str) -> Location:
     bucket = _without_user(parts.netloc)
     if parts.scheme != "memory" and not bucket:
         raise ConfigError(f"{shown}: {parts.scheme}:// must be followed by a bucket or host name")
-    if parts.scheme in ("http", "https"):
+    if web:
         bucket = bucket.lower()
     key = path.strip("/")
     return Location(
@@ -86,9 +89,9 @@ def quoted(key: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text with the user info and the query of every URL in it left out."""
-    text = re.sub(r"(?<=://)[^\s/@\"']+@", "", text)
-    return re.sub(r"(\w+://[^\s?\"']+)\?[^\s)\"']*", r"\1", text)
+    """The text without the user info of every URL in it, and without the query of web URLs."""
+    text = re.sub(r"(?<=://)[^\s/\"']+@", "", text)
+    return re.sub(r"(https?://[^\s?\"']+)\?[^\s)\"']*", r"\1", text)
 
 
 def changed(pinned: ObjectInfo, found: ObjectInfo) -> StorageError:
