@@ -110,7 +110,7 @@ def load_encoder(
     `checkpoint` is a folder or a Hugging Face repository id, `revision` its branch, tag or commit.
     `device` is auto (CUDA where there is one), cpu, cuda or cuda:<index>; `dtype` is auto (bfloat16
     on CUDA, float32 on CPU), float32 or bfloat16; `attention` is auto or a backend's name. What
-    auto became is in the answer. float16 is not offered: large towers' activations can exceed 65504.
+    auto became is in the answer. float16 is not offered: activations can exceed its 65504.
 
     Raises CheckpointError for the checkpoint, ValueError for the other arguments.
     """
