@@ -125,7 +125,9 @@ def _scale_range(image: Image.Image) -> Strip:
             low, high = float(finite.min(initial=low)), float(finite.max(initial=high))
 
     def scale(strip: Image.Image) -> NDArray[np.uint8]:
-        values = np.nan_to_num(np.asarray(strip, np.float64), nan=low, posinf=low, neginf=low)
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            values = np.asarray(strip).astype(np.float64)
+        values[~np.isfinite(values)] = low
         levels = (values - low) * (255 / (high - low))
         return np.rint(levels).clip(0, 255).astype(np.uint8)[..., None]
 

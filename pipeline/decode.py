@@ -96,11 +96,11 @@ def _decode_cut_jpeg(data: bytes, problem: str, config: PreprocessConfig) -> tup
 def _load(data: bytes, image: Image.Image, config: PreprocessConfig) -> tuple[RGB, bool]:
     truncated = False
     try:
-        load_pixels(image, config.max_image_pixels)
+        load_pixels(image, data, config.max_image_pixels)
     except SampleError as error:
         truncated = error.reason is RejectReason.TRUNCATED_IMAGE
         if not truncated or config.truncated_images == "reject":
             raise
         image = open_image(data, str(image.format), config.max_image_pixels)
-        load_pixels(image, config.max_image_pixels, accept_truncated=True)
+        load_pixels(image, data, config.max_image_pixels, accept_truncated=True)
     return to_rgb(image, background=config.background, icc=config.icc), truncated

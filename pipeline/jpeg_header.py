@@ -55,10 +55,12 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 def _read_segment(header: JpegHeader, marker: int, data: bytes, start: int, end: int) -> None:
     if (0xC0 <= marker <= 0xCF and marker not in _NOT_FRAMES) or marker == _JPEG_LS:
-        header.bits, header.components = data[start], data[start + 5] if start + 5 < end else 0
-        header.height = int.from_bytes(data[start + 1 : start + 3], "big")
-        header.width = int.from_bytes(data[start + 3 : start + 5], "big")
-        header.ls = marker == _JPEG_LS
+        frame = data[start : min(end, start + 6)]
+        if len(frame) == 6:
+            header.bits, header.components = frame[0], frame[5]
+            header.height = int.from_bytes(frame[1:3], "big")
+            header.width = int.from_bytes(frame[3:5], "big")
+            header.ls = marker == _JPEG_LS
     elif marker == _APP1 and header.exif is None and data.startswith(_EXIF, start):
         header.exif = data[start:end]
     elif marker == _APP1 and header.xmp is None and data.startswith(_XMP, start):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from PIL import AvifImagePlugin, Image, ImageFile
 
 from pipeline.errors import SampleError
+from pipeline.extent import is_cut_short
 from pipeline.records import RejectReason
 
 logging.getLogger("PIL").setLevel(logging.CRITICAL)  # it reports each odd TIFF tag
@@ -20,14 +22,16 @@ _ADDRESS = re.compile(r"<[^<>]* object at 0x[0-9a-f]+>|'?/[^\s']+'?")
 
 def open_image(data: bytes, image_format: str, max_pixels: int) -> Image.Image:
     """The image with its header read and no pixel decoded. Raises SampleError."""
-    with _rejecting(image_format, max_pixels):
+    with _rejecting(data, image_format, max_pixels):
         image = Image.open(io.BytesIO(data), formats=[image_format])
     return image
 
 
-def load_pixels(image: Image.Image, max_pixels: int, *, accept_truncated: bool = False) -> None:
+def load_pixels(
+    image: Image.Image, data: bytes, max_pixels: int, *, accept_truncated: bool = False
+) -> None:
     """Decodes the first frame in place. Raises SampleError."""
-    with _rejecting(str(image.format), max_pixels, accept_truncated=accept_truncated):
+    with _rejecting(data, str(image.format), max_pixels, accept_truncated=accept_truncated):
         image.load()
 
 
@@ -44,40 +48,56 @@ def is_cut(message: str) -> bool:
 
 @contextlib.contextmanager
 def _rejecting(
-    image_format: str, max_pixels: int, *, accept_truncated: bool = False
+    data: bytes, image_format: str, max_pixels: int, *, accept_truncated: bool = False
 ) -> Iterator[None]:
-    """Pillow's global settings for one image, and its exceptions as SampleError.
-
-    The settings are module globals: one thread at a time may decode.
-    """
-    saved = (
-        Image.MAX_IMAGE_PIXELS,
-        Image.WARN_POSSIBLE_FORMATS,
-        ImageFile.LOAD_TRUNCATED_IMAGES,
-        AvifImagePlugin.DEFAULT_MAX_THREADS,
-    )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Image.MAX_IMAGE_PIXELS = max_pixels / 2  # type: ignore[assignment]  # it raises above twice
-        Image.WARN_POSSIBLE_FORMATS = True  # else the reason for "cannot identify" is lost
-        ImageFile.LOAD_TRUNCATED_IMAGES = accept_truncated
-        AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    """Pillow's exceptions as SampleError."""
+    with _quiet(image_format), _settings(max_pixels, accept_truncated) as caught:
         try:
             yield
         except Image.DecompressionBombError as error:
             raise too_many_pixels(image_format, describe(error), max_pixels) from error
         except Image.UnidentifiedImageError as error:
-            message = describe(caught[-1].message if caught else "the header is not readable")
-            raise _rejection(image_format, message) from error
+            message = describe(caught[-1].message) if caught else "its header is not readable"
+            raise _rejection(data, image_format, message) from error
         except Exception as error:  # plugins raise whatever the bytes make them raise
-            raise _rejection(image_format, describe(error)) from error
+            raise _rejection(data, image_format, describe(error)) from error
+
+
+@contextlib.contextmanager
+def _settings(max_pixels: int, accept_truncated: bool) -> Iterator[list[warnings.WarningMessage]]:
+    """Pillow's options for one image; they are module globals, so one thread decodes at a time."""
+    values = [
+        (Image, "MAX_IMAGE_PIXELS", max_pixels / 2),  # it warns above this, raises above twice
+        (Image, "WARN_POSSIBLE_FORMATS", True),  # else why it "cannot identify" is lost
+        (ImageFile, "LOAD_TRUNCATED_IMAGES", accept_truncated),
+        (AvifImagePlugin, "DEFAULT_MAX_THREADS", 1),
+    ]
+    saved = [getattr(module, name) for module, name, _ in values]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for module, name, value in values:
+                setattr(module, name, value)
+            yield caught
         finally:
-            (
-                Image.MAX_IMAGE_PIXELS,
-                Image.WARN_POSSIBLE_FORMATS,
-                ImageFile.LOAD_TRUNCATED_IMAGES,
-                AvifImagePlugin.DEFAULT_MAX_THREADS,
-            ) = saved
+            for (module, name, _), value in zip(values, saved, strict=True):
+                setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def _quiet(image_format: str) -> Iterator[None]:
+    """Closes standard error to libtiff, which writes there past Python; no other decoder does."""
+    if image_format != "TIFF":
+        yield
+        return
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(nowhere)
 
 
 def too_many_pixels(image_format: str, found: str, limit: int) -> SampleError:
@@ -87,6 +107,7 @@ def too_many_pixels(image_format: str, found: str, limit: int) -> SampleError:
     )
 
 
-def _rejection(image_format: str, message: str) -> SampleError:
-    reason = RejectReason.TRUNCATED_IMAGE if is_cut(message) else RejectReason.DECODE_ERROR
+def _rejection(data: bytes, image_format: str, message: str) -> SampleError:
+    cut = is_cut(message) or is_cut_short(data, image_format)
+    reason = RejectReason.TRUNCATED_IMAGE if cut else RejectReason.DECODE_ERROR
     return SampleError(reason, f"{image_format}: {message}")
