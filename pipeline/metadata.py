@@ -1,8 +1,8 @@
 """Chosen fields of a sample's JSON and text members as typed column values."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,24 +28,27 @@ class Columns:
     required: str = ""  # the line of the first required column that has no value
 
 
-def read_columns(columns: Sequence[MetadataColumn], members: Mapping[str, bytes]) -> Columns:
-    """The value of every column, None where there is none; `members` maps suffix to bytes."""
+def read_columns(columns: Sequence[MetadataColumn], members: Mapping[str, bytes | None]) -> Columns:
+    """The value of every column, None where there is none.
+
+    `members` maps suffixes to bytes, to None where a member was too large to be read.
+    """
     result = Columns()
     parsed: dict[str, Any] = {}
     for column in columns:
+        result.values[column.name] = None
         try:
-            raw = _lookup(column, members, parsed)
-            value = None if raw is _ABSENT else _convert(raw, column.type)
-            problem = "is missing" if value is None else ""
-            problems = result.missing
+            found = _lookup(column, members, parsed)
+            if found is not _ABSENT:
+                result.values[column.name] = _CONVERTERS[column.type](found)
+                continue
+            problems, problem = result.missing, "is missing"
         except BadValueError as error:
-            value, problem, problems = None, str(error), result.bad
-        result.values[column.name] = value
-        if problem:
-            line = f"{_place(column)} {problem}"
-            problems.append(line)
-            if column.required and not result.required:
-                result.required = line
+            problems, problem = result.bad, str(error)
+        line = f"{_place(column)} {problem}"
+        problems.append(line)
+        if column.required and not result.required:
+            result.required = line
     return result
 
 
@@ -54,18 +57,22 @@ def _place(column: MetadataColumn) -> str:
     return f"column {column.name!r}: {inside}member .{column.member}"
 
 
-def _lookup(column: MetadataColumn, members: Mapping[str, bytes], parsed: dict[str, Any]) -> Any:
+def _lookup(
+    column: MetadataColumn, members: Mapping[str, bytes | None], parsed: dict[str, Any]
+) -> Any:
+    """What the column points at; `parsed` keeps JSON members for the next column."""
     suffix = column.member.lower()
     if suffix not in members:
         return _ABSENT
-    if column.field is None:
-        return _decode(members[suffix])
+    data = members[suffix]
+    if data is None:
+        raise BadValueError(f"must have {MAX_METADATA_BYTES >> 20} MiB at most")
+    if column.field is None and column.type != "json":
+        return _decode(data)
     if suffix not in parsed:
-        parsed[suffix] = _parse(members[suffix])
-    if isinstance(parsed[suffix], BadValueError):
-        raise parsed[suffix]
+        parsed[suffix] = _parse(data)
     value = parsed[suffix]
-    for name in column.field.split("."):
+    for name in column.field.split(".") if column.field is not None else ():
         if not isinstance(value, dict) or name not in value:
             return _ABSENT
         value = value[name]
@@ -79,64 +86,72 @@ def _decode(data: bytes) -> str:
         raise BadValueError(f"is not UTF-8 text: {error.reason}") from error
 
 
-def _parse(data: bytes | str) -> Any:
-    """The JSON value, or the error that says why there is none."""
+def _parse(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        return BadValueError(f"is not JSON: {error}")
-
-
-def _convert(value: Any, kind: str) -> Value:
-    try:
-        return _CONVERTERS[kind](value)
-    except (ValueError, OverflowError, RecursionError) as error:
-        shown = repr(value)[:40]
-        raise BadValueError(f"is not {kind}: {shown}") from error
+        raise BadValueError(f"is not JSON: {error}") from error
 
 
 def _to_string(value: Any) -> str:
     if isinstance(value, dict | list):
-        raise ValueError("nested")
-    text = value if isinstance(value, str) else json.dumps(value)
-    text.encode("utf-8")  # a JSON text can hold half a surrogate pair, Parquet cannot
-    return text
+        raise _unfit(value, "text; nested values need type json")
+    return _encodable(value if isinstance(value, str) else json.dumps(value))
 
 
 def _to_int(value: Any) -> int:
-    if isinstance(value, bool | dict | list) or (isinstance(value, float) and value % 1):
-        raise ValueError("no whole number")
-    number = int(value)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError("beyond 64 bits")
-    return number
+    if not isinstance(value, bool | dict | list):
+        try:
+            number = int(value)
+        except (ValueError, OverflowError):
+            number = 2**63  # text, NaN or infinity: as unfit as what is too large
+        whole = not isinstance(value, float) or number == value
+        if whole and -(2**63) <= number < 2**63:
+            return number
+    raise _unfit(value, "a whole number of 64 bits")
 
 
 def _to_float(value: Any) -> float:
-    if isinstance(value, bool | dict | list):
-        raise ValueError("no number")
-    number = float(value)
-    if math.isinf(number) and not isinstance(value, float):
-        raise ValueError("beyond float64")
-    return number
+    if not isinstance(value, bool | dict | list):
+        with suppress(ValueError, OverflowError):
+            return float(value)
+    raise _unfit(value, "a number")
 
 
 def _to_bool(value: Any) -> bool:
-    truths = {"true": True, "1": True, "false": False, "0": False}
     if isinstance(value, bool):
         return value
-    key = str(value).strip().lower()
-    if isinstance(value, float | dict | list) or key not in truths:
-        raise ValueError("no truth value")
-    return truths[key]
+    word = str(value).strip().lower() if isinstance(value, str | int) else ""
+    if word in ("true", "1"):
+        return True
+    if word in ("false", "0"):
+        return False
+    raise _unfit(value, "true, false, 1 or 0")
 
 
 def _to_json(value: Any) -> str:
-    parsed = _parse(value) if isinstance(value, str) else value
-    return json.dumps(parsed, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
+        raise _unfit(value, "JSON, which has no NaN and no infinity") from error
+    return _encodable(text)
 
 
-_CONVERTERS = {
+def _encodable(text: str) -> str:
+    """The text, unless it holds half a surrogate pair: JSON can, Parquet cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _unfit(text, "text that UTF-8 can hold") from error
+    return text
+
+
+def _unfit(value: Any, needed: str) -> BadValueError:
+    shown = ascii(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    return BadValueError(f"must be {needed}, found {shown[:40]}")
+
+
+_CONVERTERS: dict[str, Callable[[Any], Value]] = {
     "string": _to_string,
     "int64": _to_int,
     "float64": _to_float,

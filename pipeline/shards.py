@@ -31,7 +31,7 @@ class _Group:
     image_size: int = 0
     image: bytes = b""
     second_image: str = ""
-    texts: dict[str, bytes] = field(default_factory=dict)
+    texts: dict[str, bytes | None] = field(default_factory=dict)  # None: too large to read
 
 
 class ShardSamples:
@@ -117,8 +117,9 @@ class ShardSamples:
     def _was_seen(self, key: str) -> bool:
         """Whether the key came before in this shard.
 
-        Eight bytes of a hash stand for a key: about 80 bytes of memory a sample. Two keys that
-        share them (1 in 37 million for a shard of a million) cost a rejection, never a silent loss.
+        Eight bytes of a hash stand for a key, about 100 bytes of memory a sample, 1 MB for 10,000.
+        Two keys that share them (a chance of 1 in 37 million in a shard of a million samples) cost
+        a rejection, never a silent loss.
         """
         data = key.encode("utf-8", "surrogateescape")
         digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
@@ -140,8 +141,9 @@ class ShardSamples:
         elif suffix in self._wanted and not group.repeated:
             if suffix in group.texts:
                 self.warnings["duplicate_member"] += 1
-            elif member.size <= MAX_METADATA_BYTES:
-                group.texts[suffix] = tar.read_data()
+            else:
+                fits = member.size <= MAX_METADATA_BYTES
+                group.texts[suffix] = tar.read_data() if fits else None
 
     def _finish(self) -> Iterator[RawSample | Rejection]:
         """Yields the item of the group that is open; none where there is none to account for."""
