@@ -5,8 +5,9 @@ repository's root:
 
     PYTHONPATH=. python tests/parity/make_reference_vectors.py <folder of the corpus photos>
 
-Patches come from transformers' own default processor on images converted to RGB first; vectors
-from Siglip2VisionModel in float32 on padded batches, with the weights of the seeded checkpoint.
+Patches come from transformers' own default processor on images converted by transformers' own
+`convert_to_rgb` first (alpha over white); vectors from Siglip2VisionModel in float32 on padded
+batches, with the weights of the seeded checkpoint.
 """
 
 import sys
@@ -18,6 +19,7 @@ import torch
 import transformers
 from PIL import Image
 from transformers import Siglip2ImageProcessor, Siglip2VisionModel
+from transformers.image_transforms import convert_to_rgb
 
 from encoder.seeded import write_seeded_checkpoint
 
@@ -43,7 +45,7 @@ def main(folder: Path) -> None:
 
 @torch.inference_mode()
 def embed(paths: list[Path], processor, model) -> np.ndarray:
-    images = [Image.open(path).convert("RGB") for path in paths]
+    images = [convert_to_rgb(Image.open(path)) for path in paths]
     pooled = model(**processor(images=images, return_tensors="pt")).pooler_output
     return torch.nn.functional.normalize(pooled, dim=-1).numpy()
 
