@@ -128,7 +128,8 @@ def source_cause(facts: PackFacts, index: int) -> str:
     if targets and facts.max_num_patches is not None:
         swapped = h != w and targets[index] == (w, h)
     else:
-        swapped = is_turned((height, width), (h, w))
+        agreed = facts.lengths is None or facts.lengths[index] == h * w
+        swapped = agreed and is_turned((height, width), (h, w))
     if not swapped:
         return exchange
     causes = [": rows and columns are swapped", exchange.removeprefix(": ")]
