@@ -20,7 +20,7 @@ Strip = Callable[[Image.Image], NDArray[np.uint8]]  # rows of an image -> [h, W,
 _STRIP_ROWS = 64
 _BACKGROUNDS = {"white": (255, 255, 255), "gray": (128, 128, 128), "black": (0, 0, 0)}
 _WITH_ALPHA = {"RGBA", "LA", "PA", "RGBa", "La"}
-_PLAIN = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"}
+_PLAIN = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 _HAS_COLOUR_KEY = {
     "1",
     "L",
@@ -55,15 +55,12 @@ def _converter(image: Image.Image, background: str, icc: str) -> Strip:
         return _scale_16_bit(image, background)
     if mode in ("I", "F"):
         return _scale_range(image)
-    if mode in ("LAB", "LABA"):
-        lab = ImageCms.createProfile("LAB")
-        return _apply_transform(_transform(lab, "LAB"), lambda strip: strip)
     if mode not in _PLAIN | _WITH_ALPHA:
         raise SampleError(RejectReason.UNSUPPORTED_FORMAT, f"no rule for the pixel mode {mode!r}")
     opaque = _flatten(image, background)
     if icc == "apply" and (transform := _embedded_transform(image)) is not None:
-        keeps_mode = mode in ("CMYK", "L") and transform.input_mode == mode
-        return _apply_transform(transform, (lambda strip: strip) if keeps_mode else opaque)
+        direct = transform.input_mode == mode and mode != "RGB"
+        return lambda strip: _apply(transform, strip if direct else opaque(strip))
     return lambda strip: np.asarray(opaque(strip))
 
 
@@ -134,13 +131,6 @@ def _scale_range(image: Image.Image) -> Strip:
     return scale
 
 
-def _transform(
-    profile: ImageCms.ImageCmsProfile | ImageCms.core.CmsProfile, mode: str
-) -> ImageCms.ImageCmsTransform:
-    srgb = ImageCms.createProfile("sRGB")
-    return ImageCms.buildTransform(profile, srgb, mode, "RGB")
-
-
 def _embedded_transform(image: Image.Image) -> ImageCms.ImageCmsTransform | None:
     """From the embedded profile to sRGB; None where there is none, or none that can be used."""
     data = image.info.get("icc_profile")
@@ -149,22 +139,14 @@ def _embedded_transform(image: Image.Image) -> ImageCms.ImageCmsTransform | None
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
         space = profile.profile.xcolor_space.strip()
-        if space == "GRAY" and image.mode == "L":
-            return _transform(profile, "L")
-        if space == "CMYK" and image.mode == "CMYK":
-            return _transform(profile, "CMYK")
-        if space == "RGB" and image.mode != "CMYK":
-            return _transform(profile, "RGB")
-    except (ImageCms.PyCMSError, OSError):  # a damaged profile: the pixels are still good
+        mode = {"GRAY": "L", "CMYK": "CMYK", "RGB": "RGB"}.get(space)
+        if mode == image.mode or (mode == "RGB" and image.mode not in ("CMYK", "LAB")):
+            srgb = ImageCms.createProfile("sRGB")
+            return ImageCms.buildTransform(profile, srgb, mode, "RGB")
+    except (ImageCms.PyCMSError, OSError, ValueError):  # a damaged profile; the pixels are good
         pass
     return None
 
 
-def _apply_transform(
-    transform: ImageCms.ImageCmsTransform, prepare: Callable[[Image.Image], Image.Image]
-) -> Strip:
-    def apply(strip: Image.Image) -> NDArray[np.uint8]:
-        converted = ImageCms.applyTransform(prepare(strip), transform)
-        return np.asarray(converted)
-
-    return apply
+def _apply(transform: ImageCms.ImageCmsTransform, strip: Image.Image) -> NDArray[np.uint8]:
+    return np.asarray(ImageCms.applyTransform(strip, transform))

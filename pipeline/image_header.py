@@ -83,11 +83,21 @@ def _check_jpeg(jpeg: JpegHeader) -> None:
 def _open_other(
     data: bytes, name: str, config: PreprocessConfig
 ) -> tuple[ImageHeader, Image.Image]:
+    if name == "AVIF":
+        _check_avif(data, config.max_image_pixels)
     image = open_image(data, name, config.max_image_pixels)
     size, orientation = (image.height, image.width), _orientation(image, data)
     if name == "TIFF" and swaps_sides(orientation):
         size = (image.width, image.height)  # Pillow already gives the upright size
     return _header(name, image.mode, size, orientation, config), image
+
+
+def _check_avif(data: bytes, limit: int) -> None:
+    """By the declared size: above 268 megapixels the decoder only says that it cannot parse."""
+    at = data.find(b"ispe", 0, 4096)
+    width, height = (int.from_bytes(data[at + i : at + i + 4], "big") for i in (8, 12))
+    if at > 0 and width * height > limit:
+        raise too_many_pixels("AVIF", f"{width}x{height} px", limit)
 
 
 def _orientation(image: Image.Image, data: bytes) -> int:

@@ -55,7 +55,10 @@ def _rejecting(
         try:
             yield
         except Image.DecompressionBombError as error:
-            raise too_many_pixels(image_format, describe(error), max_pixels) from error
+            found = re.search(r"\d+ pixels", str(error))
+            raise too_many_pixels(
+                image_format, found[0] if found else describe(error), max_pixels
+            ) from error
         except Image.UnidentifiedImageError as error:
             message = describe(caught[-1].message) if caught else "its header is not readable"
             raise _rejection(data, image_format, message) from error

@@ -95,7 +95,9 @@ _MARKUP = [(rb"<svg", "SVG"), (rb"<(!doctype html|html|head|body)\b", "HTML"), (
 
 
 def sniff(data: bytes) -> Sniffed:
-    """The format of the bytes and whether it is decoded here; at most the first 4 KiB are read."""
+    """The format of the bytes and whether it is decoded here; the name plays no part."""
+    if data[-18:] == b"TRUEVISION-XFILE.\0":  # its first bytes are those of a cursor
+        return Sniffed("TGA", "image")
     for signatures, kind in _TABLES:
         for signature, name in signatures:
             if data.startswith(signature):
@@ -124,8 +126,6 @@ def _by_structure(data: bytes) -> Sniffed | None:
         return Sniffed("PPM", "image")
     if len(data) > 128 and data[:1] == b"\x0a" and data[1] in (0, 2, 3, 5) and data[2] == 1:
         return Sniffed("PCX", "image")
-    if data[-18:] == b"TRUEVISION-XFILE.\0":
-        return Sniffed("TGA", "image")
     if data[1:4] == b"PNG":  # a text-mode transfer changes the bytes around it
         return Sniffed("a PNG with a damaged signature", "other")
     if data[4:6] in (b"\x11\xaf", b"\x12\xaf"):
