@@ -44,24 +44,10 @@ class ObjectStore:
             message = "plain web servers cannot list: name each object"
             raise StorageError(message, place.url, "list", "unsupported")
         below = f"{place.key}/" if place.key else ""
-        last: str | None = None
-        stream = self._store.list(place.key, chunk_size=_LIST_CHUNK)
-
-        def next_chunk() -> Sequence["ObjectMeta"] | None:
-            nonlocal stream
-            try:
-                with store_errors(place, "list"):
-                    return next(stream, None)
-            except StorageError:
-                stream = self._store.list(place.key, offset=last, chunk_size=_LIST_CHUNK)
-                raise
-
-        while chunk := retrying(next_chunk, self._config.retries):
-            for meta in chunk:
-                last = meta["path"]
-                if last.startswith(below):  # the marker that some tools make for a folder does not
-                    url = object_url(place.scheme, place.bucket, last)
-                    yield ObjectInfo(url=url, size=meta["size"], etag=_version(meta))
+        for meta in self._listed(place):
+            if meta["path"].startswith(below):  # the marker that some tools make for a folder not
+                url = object_url(place.scheme, place.bucket, meta["path"])
+                yield ObjectInfo(url=url, size=meta["size"], etag=_version(meta))
 
     def read(self, place: Location) -> bytes:
         with store_errors(place, "read"):
@@ -140,6 +126,36 @@ class ObjectStore:
                 raise changed(pinned, found)
             _check_length(place, file.tell(), pinned.size)
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _listed(self, place: Location) -> Iterator["ObjectMeta"]:
+        """Each object once; a page that fails is asked for again, starting after a known name.
+
+        That name is never one that may also be a folder: SeaweedFS would then leave out what is
+        below it. So what came since the last safe name comes twice, and is dropped.
+        """
+        safe: str | None = None
+        last = ""
+        since: set[str] = set()  # one name, more only where an object is called like a folder
+        stream = self._store.list(place.key, chunk_size=_LIST_CHUNK)
+
+        def next_chunk() -> Sequence["ObjectMeta"] | None:
+            nonlocal stream
+            try:
+                with store_errors(place, "list"):
+                    return next(stream, None)
+            except StorageError:
+                stream = self._store.list(place.key, offset=safe, chunk_size=_LIST_CHUNK)
+                raise
+
+        while chunk := retrying(next_chunk, self._config.retries):
+            for meta in chunk:
+                if meta["path"] in since:
+                    continue
+                if not meta["path"].startswith(f"{last}/"):
+                    safe, since = last or None, set()
+                last = meta["path"]
+                since.add(last)
+                yield meta
 
     def _web_info(self, place: Location) -> ObjectInfo:
         """From the first byte, because an URL that is signed for GET forbids HEAD."""

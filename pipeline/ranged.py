@@ -79,4 +79,6 @@ class RangedReader:
             end = min(self._asked + self._range_bytes, self.info.size)
             self._coming.append(self._pool.submit(self._fetch, self._asked, end, self._stop))
             self._asked = end
-        return self._coming.popleft().result()
+        content = self._coming[0].result()  # an error stays first, and every later read raises it
+        self._coming.popleft()
+        return content

