@@ -42,7 +42,10 @@ _STATUS_KINDS: dict[int, StorageKind] = {
 }
 _DENIED_CODE = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
 _PLAIN = {"changed": "it is no longer the version that was opened"}
-_METADATA_SERVERS = ("//169.254.169.254/", "//metadata.google.internal/", "//169.254.170.2/")
+# Where AWS, Google and Azure machines ask for the credentials of their role.
+_ROLE_REQUEST = re.compile(
+    r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity|//169\.254\.170\."
+)
 
 
 @contextmanager
@@ -71,9 +74,12 @@ def _translated(error: Exception, place: Location, operation: str) -> StorageErr
     text = str(error)
     kind = _kind(error, text)
     message = _message(text) if kind not in _PLAIN else _PLAIN[kind]
-    if any(server in text for server in _METADATA_SERVERS):
+    if _ROLE_REQUEST.search(text):
         kind = kind if kind == "transient" else "denied"
-        message = f"no credentials in the configuration or environment, and the machine's {message}"
+        message = (
+            f"no credentials in the environment or storage.{place.scheme}, no profile named, and "
+            f"the role of this machine gave none: {message}"
+        )
     return StorageError(message, place.url, operation, kind)
 
 

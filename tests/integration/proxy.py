@@ -32,7 +32,7 @@ class Plan:
     seed: int = 0
     faults: tuple[str, ...] = FAULTS
     refuse: dict[str, int] = field(default_factory=dict)  # part of a path: the status it gets
-    script: list[tuple[str, str]] = field(default_factory=list)  # (method, fault), each once
+    script: list[tuple[str, str]] = field(default_factory=list)  # (method, fault or "pass"), once
     drop_headers: set[str] = field(default_factory=set)  # lower case, hidden from the server
 
 
@@ -50,6 +50,8 @@ class FaultyProxy:
     def __init__(self, upstream: str) -> None:
         self.plan = Plan()
         self.seen: list[Request] = []
+        self.under_way = 0  # requests
+        self.clients: set[socket.socket] = set()
         self.closing = threading.Event()
         self._upstream = urlsplit(upstream)
         self._times: Counter[tuple[str, ...]] = Counter()
@@ -73,11 +75,22 @@ class FaultyProxy:
         upstream.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return upstream
 
-    def fault_of(self, method: str, path: str, headers: dict[str, str]) -> str | None:
+    def started(self, method: str, path: str, headers: dict[str, str]) -> str | None:
         with self._lock:
             fault = self._draw(method, path, headers)
             self.seen.append(Request(method, path, headers, fault))
+            self.under_way += 1
             return fault
+
+    def finished(self) -> None:
+        with self._lock:
+            self.under_way -= 1
+
+    def drop_connections(self) -> None:
+        """None; closes what clients keep open, as servers do with idle connections."""
+        for client in list(self.clients):
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.closing.set()
@@ -89,7 +102,7 @@ class FaultyProxy:
         for number, (wanted, fault) in enumerate(self.plan.script):
             if wanted == method:
                 del self.plan.script[number]
-                return fault
+                return None if fault == "pass" else fault
         for part, status in self.plan.refuse.items():
             if part in path:
                 return str(status)
@@ -117,11 +130,16 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1
     upstream: http.client.HTTPConnection | None = None
 
+    def setup(self) -> None:
+        super().setup()
+        self.server.proxy.clients.add(self.connection)
+
     def handle(self) -> None:
         with contextlib.suppress(ConnectionError):  # clients go away, that is what is tested
             super().handle()
 
     def finish(self) -> None:
+        self.server.proxy.clients.discard(self.connection)
         if self.upstream:
             self.upstream.close()
         with contextlib.suppress(ConnectionError):
@@ -133,11 +151,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         proxy: FaultyProxy = self.server.proxy
         headers = {name.lower(): value for name, value in self.headers.items()}
-        fault = proxy.fault_of(self.command, self.path, headers)
+        fault = proxy.started(self.command, self.path, headers)
+        try:
+            self._answer(headers, fault)
+        finally:
+            proxy.finished()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
+
+    def _answer(self, headers: dict[str, str], fault: str | None) -> None:
         if fault == "cut":
             return self._hang_up()
         if fault == "stall":
-            proxy.closing.wait(30)
+            self.server.proxy.closing.wait(30)
             return self._hang_up()
         if fault and fault.isdigit():
             for _ in self._body():
@@ -148,8 +174,6 @@ class _Handler(BaseHTTPRequestHandler):
             answer.read()
             return self._hang_up()
         self._send_back(answer, truncate=fault == "truncate")
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815
 
     def _body(self) -> Iterator[bytes]:
         left = int(self.headers.get("content-length") or 0)
