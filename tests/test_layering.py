@@ -32,9 +32,9 @@ LAYERS = [
         # the parts of the stage
         "pipeline.decode pipeline.objectstore pipeline.packing pipeline.shards",
         "pipeline.preprocess pipeline.storage",
-        "pipeline.decoder_child pipeline.manifest pipeline.specs",
-        "pipeline.writer",
-        "pipeline.stage",
+        "pipeline.decoder_child pipeline.manifest pipeline.specs pipeline.spool",
+        "pipeline.quarantine pipeline.writer",
+        "pipeline.clean pipeline.stage",
         # the cluster
         "pipeline.actors pipeline.cluster pipeline.demo pipeline.pools",
         "pipeline.driver",
