@@ -64,9 +64,10 @@ class LocalFiles:
         Opened anew each time: a replaced file is noticed, and network file systems look again.
         """
         with os_errors(place, "read"), open(place.key, "rb", buffering=0) as file:
-            found = _info(place.url, os.fstat(file.fileno()))
             content = bytearray(end - start)
-            if found != pinned or not _fill(content, file.fileno(), start):
+            whole = _fill(content, file.fileno(), start)
+            found = _info(place.url, os.fstat(file.fileno()))  # after the bytes: they are of then
+            if found != pinned or not whole:
                 raise changed(pinned, found)
             return memoryview(content)
 
@@ -102,12 +103,12 @@ def _info(url: str, found: os.stat_result) -> ObjectInfo:
 def _walk(folder: str, parents: frozenset[tuple[int, int]]) -> Iterator[ObjectInfo]:
     try:
         itself = os.stat(folder)
+        identity = (itself.st_dev, itself.st_ino)
+        if identity in parents:
+            return
         entries = os.scandir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return  # gone meanwhile, or never there: like an empty prefix of an object store
-    identity = (itself.st_dev, itself.st_ino)
-    if identity in parents:
-        return
     folder_url = f"file://{quoted(folder)}".rstrip("/")
     with entries:
         for entry in entries:
