@@ -53,7 +53,7 @@ def check_block(block: bytes) -> None:
     stored = _octal(block[148:156])
     rest = block[:148] + b" " * 8 + block[156:]  # the field itself counts as spaces
     total = sum(rest)
-    if stored not in (total, total - 256 * sum(byte > 127 for byte in rest)):
+    if stored != total and stored != total - 256 * sum(byte > 127 for byte in rest):
         raise HeaderError(
             f"a block that must be a header has a wrong checksum (it begins with {block[:16]!r}): "
             f"bytes were lost, added or changed"
