@@ -30,17 +30,15 @@ _HAS_COLOUR_KEY = {
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
 
 
-def to_rgb(image: Image.Image, *, background: str, icc: str) -> RGB:
-    """A loaded image as u8 [H, W, 3], owned and contiguous.
+def to_rgb(image: Image.Image, out: RGB, *, background: str, icc: str) -> None:
+    """Fills `out`, u8 [H, W, 3], with a loaded image.
 
     `background` is white, gray, black or drop, `icc` is ignore or apply, as in PreprocessConfig.
     Raises SampleError for a mode that no rule knows.
     """
     convert = _converter(image, background, icc)
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
     for top, strip in _strips(image):
-        pixels[top : top + strip.height] = convert(strip)
-    return pixels
+        out[top : top + strip.height] = convert(strip)
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:

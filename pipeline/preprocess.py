@@ -1,16 +1,26 @@
 """Image bytes to patches: decode, target grid, resize, cut."""
 
+import threading
+
 import numpy as np
 from numpy.typing import NDArray
 
 from encoder.grid import target_grid
 from pipeline.colour import RGB
 from pipeline.config import PreprocessConfig
-from pipeline.decode import decode
+from pipeline.decode import PixelBuffer, decode
 from pipeline.records import PatchedImage, RawSample
 from pipeline.resize import resize, resolve_kernel
 
 __all__ = ["patchify", "prepare", "resolve_kernel"]
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.buffer = PixelBuffer()
+
+
+_scratch = _Scratch()
 
 
 def prepare(
@@ -30,7 +40,7 @@ def prepare(
         return 2 * h * patch_size, 2 * w * patch_size
 
     needed = twice_the_target if config.decode == "reduced" else None
-    image = decode(sample.image, config, needed)
+    image = decode(sample.image, config, needed=needed, buffer=_scratch.buffer)
     h, w = grid_of(*image.source_size)
     resized = resize(image.pixels, h * patch_size, w * patch_size, kernel)
     return PatchedImage(

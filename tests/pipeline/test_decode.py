@@ -181,7 +181,7 @@ def test_reduced_jpeg_is_never_below_what_is_needed(orientation):
     wide, smaller = max(full), 0
     for share in (0.05, 0.1, 0.26, 0.4, 0.5, 0.51, 0.9, 1.0, 1.5):
         least = tuple(int(side * share) for side in full)
-        decoded = decode(data, CONFIG, lambda height, width, least=least: least)
+        decoded = decode(data, CONFIG, needed=lambda height, width, least=least: least)
         assert decoded.source_size == full
         found = decoded.pixels.shape[:2]
         assert (found[0] > found[1]) == (full[0] > full[1])
@@ -191,7 +191,7 @@ def test_reduced_jpeg_is_never_below_what_is_needed(orientation):
 
 
 def test_reduced_decoding_leaves_other_formats_whole():
-    decoded = decode(OTHERS["png"], CONFIG, lambda height, width: (10, 10))
+    decoded = decode(OTHERS["png"], CONFIG, needed=lambda height, width: (10, 10))
     assert decoded.pixels.shape == (120, 160, 3)
 
 
