@@ -10,10 +10,12 @@ driver alone recreates actors and gives a lost lease to another.
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -23,9 +25,17 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from encoder import infer as encoder_library
 from encoder.config import CheckpointError
+from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
-from pipeline.records import Pack, Rejections, StreamItem
-from pipeline.stage import LeaseResult, RunPlan, encode_pack, prepare_shard, shard_writer
+from pipeline.records import Pack, PatchedImage, RawSample, Rejections, StreamItem
+from pipeline.stage import (
+    LeaseResult,
+    RunPlan,
+    encode_pack,
+    image_preparer,
+    prepare_shard,
+    shard_writer,
+)
 from pipeline.storage import Storage
 from pipeline.writer import Lease, ShardWriter
 
@@ -34,16 +44,37 @@ class StreamLostError(EmbedmillError):
     """The Preprocessor of a stream died, or its node."""
 
 
-@dataclass(slots=True, kw_only=True)
-class LeaseProgress:
-    """What an Encoder tells of a lease that is open."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an actor runs, and how it computes."""
 
-    shard: str
+    node: str  # Ray's node id
+    pid: int
+    how: str = ""
+
+    def __str__(self) -> str:
+        return f"node {self.node[:8]}, pid {self.pid}" + (f", {self.how}" if self.how else "")
+
+
+@dataclass(slots=True, kw_only=True)
+class LeaseState:
+    """What an Encoder tells of an open lease."""
+
     attempt: str
     images: int = 0
     tokens: int = 0
-    rejected: int = 0
-    last_item: float = 0.0  # time.monotonic() of the actor at the last item
+    blocked_s: float = 0.0  # the stream waited for this Encoder
+    last_item: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderState:
+    """A heartbeat. Ages are in seconds: clocks of two nodes are never compared."""
+
+    busy_s: float  # spent encoding since the start
+    encoding_for_s: float  # age of the pack that is being encoded, 0 for none
+    leases: tuple[LeaseState, ...]
+    idle_s: tuple[float, ...]  # for each lease, since its last item
 
 
 class Preprocessor:
@@ -51,16 +82,35 @@ class Preprocessor:
 
     def __init__(self, plan: RunPlan) -> None:
         torch.set_num_threads(1)  # many of these share a node, and decoders use one thread
+        # The kernel ends this process where a decoder runs over its time, whatever C code does
+        # with the interpreter lock; the shard's next attempt decodes in a child process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         self._plan = plan
         self._storage = Storage(plan.config.storage)
+        self._prepare = image_preparer(plan)
 
-    def start(self) -> str:
+    def start(self) -> Place:
         """Where it runs."""
         return _place()
 
-    def stream(self, url: str) -> Iterator[StreamItem]:
+    def stream(self, lease: Lease) -> Iterator[StreamItem]:
         """Yields what `pipeline.stage.prepare_shard` yields."""
-        yield from prepare_shard(url, self._plan, self._storage)
+        if not lease.careful:
+            yield from prepare_shard(lease.url, self._plan, self._storage, self._watched)
+            return
+        settings = self._plan.config.preprocess
+        child = DecoderChild(
+            settings, patch_size=self._plan.model.patch_size, kernel=self._plan.kernel
+        )
+        with closing(child):
+            yield from prepare_shard(lease.url, self._plan, self._storage, child.prepare)
+
+    def _watched(self, sample: RawSample) -> PatchedImage:
+        signal.setitimer(signal.ITIMER_REAL, self._plan.config.preprocess.decode_timeout_s)
+        try:
+            return self._prepare(sample)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 class Encoder:
@@ -71,31 +121,40 @@ class Encoder:
         self._storage = Storage(plan.config.storage)
         self._compute = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._publish = ThreadPoolExecutor(2, thread_name_prefix="publish")
-        self._open: dict[str, LeaseProgress] = {}
+        self._open: dict[str, LeaseState] = {}
         self._busy_s = 0.0
-        self._described = ""  # how it computes, for the footers
+        self._encoding_since: float | None = None
+        self._how = ""  # for the footers
 
-    async def start(self) -> str:
-        """How and where this Encoder computes, once its weights are loaded.
+    async def start(self) -> Place:
+        """Where and how it computes, once its weights are loaded.
 
         Not in __init__: Ray turns the exceptions of a constructor into text.
         """
         loop = asyncio.get_running_loop()
         self._encoder = await loop.run_in_executor(self._compute, _load, self._plan)
         encoder = self._encoder
-        self._described = f"{encoder.device}, {encoder.dtype}, attention {encoder.attention}"
-        return f"{self._described}, {_place()}"
+        self._how = f"{encoder.device}, {encoder.dtype}, attention {encoder.attention}"
+        return _place(self._how)
 
-    async def progress(self) -> tuple[list[LeaseProgress], float]:
-        """The open leases, and the seconds spent encoding since the start."""
-        return list(self._open.values()), self._busy_s
+    async def heartbeat(self) -> EncoderState:
+        """What it does now."""
+        now = time.monotonic()
+        leases = tuple(self._open.values())
+        since = self._encoding_since
+        return EncoderState(
+            busy_s=self._busy_s,
+            encoding_for_s=0.0 if since is None else now - since,
+            leases=leases,
+            idle_s=tuple(now - lease.last_item for lease in leases),
+        )
 
     async def run_lease(self, lease: Lease, preprocessor: ActorHandle[Any]) -> LeaseResult:
         """The result of one shard, published. Everything is dropped where the stream fails."""
-        state = LeaseProgress(shard=lease.shard, attempt=lease.attempt)
+        state = LeaseState(attempt=lease.attempt)
         self._open[lease.attempt] = state
         try:
-            with shard_writer(lease, self._plan, self._storage, self._described) as writer:
+            with shard_writer(lease, self._plan, self._storage, self._how) as writer:
                 return await self._consume(lease, preprocessor, writer, state)
         finally:
             del self._open[lease.attempt]
@@ -105,31 +164,32 @@ class Encoder:
         lease: Lease,
         preprocessor: ActorHandle[Any],
         writer: ShardWriter,
-        state: LeaseProgress,
+        state: LeaseState,
     ) -> LeaseResult:
         loop = asyncio.get_running_loop()
         in_flight = self._plan.config.packing.packs_in_flight
-        async for item in _stream(preprocessor, lease.url, in_flight):
+        async for item in _stream(preprocessor, lease, in_flight):
             state.last_item = time.monotonic()
             if isinstance(item, Pack):
+                state.blocked_s = item.blocked_s
                 await loop.run_in_executor(self._compute, self._encode, item, writer)
                 state.images += item.batch.num_images
                 state.tokens += item.batch.num_tokens
             elif isinstance(item, Rejections):
                 writer.reject(item.items)
-                state.rejected += len(item.items)
             else:
                 outcome, report = await loop.run_in_executor(self._publish, writer.publish, item)
                 return LeaseResult(outcome=outcome, report=report, tokens=state.tokens)
         raise RuntimeError(f"the stream of {lease.shard} ended without End")
 
     def _encode(self, pack: Pack, writer: ShardWriter) -> None:
-        start = time.perf_counter()
+        self._encoding_since = start = time.monotonic()
         normalize = self._plan.config.output.normalize
         block = encode_pack(
             pack, lambda batch: self._encoder.encode(batch, normalize=normalize), self._plan
         )
-        self._busy_s += time.perf_counter() - start
+        self._encoding_since = None
+        self._busy_s += time.monotonic() - start
         writer.add(pack, block)
 
 
@@ -150,19 +210,18 @@ def _load(plan: RunPlan) -> encoder_library.Encoder:
     return encoder
 
 
-def _place() -> str:
-    context = ray.get_runtime_context()
-    return f"node {context.get_node_id()[:8]}, pid {os.getpid()}"
+def _place(how: str = "") -> Place:
+    return Place(node=ray.get_runtime_context().get_node_id(), pid=os.getpid(), how=how)
 
 
 async def _stream(
-    preprocessor: ActorHandle[Any], url: str, in_flight: int
+    preprocessor: ActorHandle[Any], lease: Lease, in_flight: int
 ) -> AsyncIterator[StreamItem]:
     """Yields the items of one shard; cancels the producer however the consumer ends.
 
     Ray 2.60: a generator that is dropped without cancel runs to its end without backpressure.
     """
-    refs = preprocessor.stream.options(_generator_backpressure_num_objects=in_flight).remote(url)
+    refs = preprocessor.stream.options(_generator_backpressure_num_objects=in_flight).remote(lease)
     finished = False
     try:
         async for ref in refs:

@@ -68,9 +68,9 @@ def run(config: ConfigArgument, changes: SetOption = None, address: AddressOptio
 @app.command()
 def plan(config: ConfigArgument, changes: SetOption = None) -> None:
     """Check the configuration and count the shards, done and to do. Nothing is written."""
-    from pipeline.driver import prepare_work
     from pipeline.manifest import check_output
     from pipeline.storage import Storage
+    from pipeline.work import prepare_work
 
     loaded = load_config(config, changes or [])
     storage = Storage(loaded.storage)
@@ -115,10 +115,11 @@ def demo(
 
 def _run(config: RunConfig) -> None:
     from pipeline.cluster import connect
-    from pipeline.driver import prepare_work, run_leases
+    from pipeline.driver import run_leases
     from pipeline.manifest import open_run
     from pipeline.progress import Display, summary
     from pipeline.storage import Storage
+    from pipeline.work import prepare_work
 
     storage = Storage(config.storage)
     work = prepare_work(config, storage)

@@ -33,6 +33,17 @@ def connect(config: RunConfig) -> Iterator[None]:
         ray.shutdown()
 
 
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that Ray was told will go away.
+
+    Ray 2.60 has no public call for it; where this private one is missing there is no notice, and a
+    node's loss is found when its actors die.
+    """
+    state = getattr(ray._private.state, "state", None)
+    ask = getattr(state, "get_draining_nodes", None)
+    return set() if ask is None else set(ask())
+
+
 def _start_local(config: RunConfig) -> None:
     """Starts Ray with as many logical CPUs as the pools ask for.
 

@@ -79,7 +79,8 @@ class InputConfig(Section):
                     f"image_extensions must be lower case without the first dot, got {extension!r}"
                 )
         names = [column.name for column in self.metadata]
-        reserved = {"key", "shard", "index", "embedding", "height", "width", "grid_h", "grid_w"}
+        reserved = {"key", "shard", "index", "embedding", "truncated"}
+        reserved |= {"height", "width", "grid_h", "grid_w"}
         clash = [name for name in names if name in reserved or names.count(name) > 1]
         if clash:
             raise ValueError(f"metadata column {clash[0]!r} is taken; choose another name")
@@ -132,8 +133,8 @@ class PackingConfig(Section):
     """Tokens in one pack at most: 64 images of 256 patches, 12.6 MB of uint8."""
     look_ahead: Annotated[int, Field(ge=0)] = 64
     """Images held back to fill a pack. 0 packs in arrival order."""
-    streams_per_encoder: PositiveInt = 4
-    """Shards an Encoder has open at once: one GPU eats many CPU streams."""
+    streams_per_encoder: PositiveInt = 128
+    """Shards an Encoder has open at most: one GPU eats the streams of 15 to 100 cores."""
     packs_in_flight: PositiveInt = 2
     """Finished packs a stream may hold in the object store before it waits."""
 
@@ -145,6 +146,10 @@ class EncoderPool(Section):
     num_cpus: Annotated[float, Field(gt=0)] = 1
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: cuda where num_gpus > 0, else cpu."""
+    accelerator_type: str | None = None
+    """Ray's name of a GPU model (H200, L4 ...): no other will do."""
+    label_selector: dict[str, str] = Field(default_factory=dict)
+    """Ray node labels that the node must have."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -156,6 +161,8 @@ class PreprocessorPool(Section):
     min: PositiveInt = 1
     max: PositiveInt = 2
     num_cpus: Annotated[float, Field(gt=0)] = 1
+    label_selector: dict[str, str] = Field(default_factory=dict)
+    """Ray node labels that the node must have; replaces the placement near Encoders."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:

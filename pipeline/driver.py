@@ -4,96 +4,43 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
 
 from encoder.batch import PackMismatchError
-from encoder.checkpoint import describe_checkpoint
-from pipeline.actors import Encoder, Preprocessor, StreamLostError
-from pipeline.config import RunConfig
+from pipeline.actors import EncoderState, StreamLostError
+from pipeline.cluster import draining_nodes
 from pipeline.errors import InvariantError, RejectionLimitError, ShardError, StorageError
-from pipeline.manifest import ModelFacts, make_fingerprint, pending_shards
 from pipeline.pools import Member, Pool
-from pipeline.resize import resolve_kernel
-from pipeline.specs import list_shards
-from pipeline.stage import LeaseResult, RunPlan
-from pipeline.storage import Storage, canonical_url
+from pipeline.quarantine import Quarantine
+from pipeline.scaling import Load, PreprocessorScaler, encoders_wanted
+from pipeline.stage import LeaseResult
+from pipeline.storage import Storage
+from pipeline.work import Progress, Work
+from pipeline.workers import new_encoder, new_preprocessor
 from pipeline.writer import Lease
 
 log = logging.getLogger("embedmill")
 
 _LEASES_PER_PREPROCESSOR = 2  # one that streams and one that follows without a gap
-_POLL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A run that is about to start: its plan and its shards."""
-
-    plan: RunPlan
-    total: int
-    pending: list[str]
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """Counts of this run so far; what the display and the summary show."""
-
-    total: int
-    already_done: int
-    done: int = 0
-    lost: int = 0  # shards that another run published first
-    read: int = 0
-    embedded: int = 0
-    tokens: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    failed: dict[str, str] = field(default_factory=dict)  # shard -> last error
-    open_images: int = 0  # encoded in leases that are still open
-    open_tokens: int = 0
-    encoders: int = 0
-    preprocessors: int = 0
-    leases: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-
-def prepare_work(config: RunConfig, storage: Storage) -> Work:
-    """The plan of a run and what is left to do. Reads the checkpoint's digest and two listings.
-
-    Raises ConfigError, CheckpointError, StorageError.
-    """
-    output = canonical_url(config.output.path).rstrip("/")
-    shards = list_shards(config.input, storage)
-    facts = describe_checkpoint(config.model.checkpoint, revision=config.model.revision)
-    model = ModelFacts(
-        checkpoint=config.model.checkpoint,
-        revision=facts.revision,
-        digest=facts.digest,
-        patch_size=facts.config.patch_size,
-        width=facts.config.hidden_size,
-    )
-    kernel = resolve_kernel(config.preprocess.resize_kernel)
-    plan = RunPlan(
-        config=config,
-        output=output,
-        model=model,
-        fingerprint=make_fingerprint(config, model, kernel),
-        kernel=kernel,
-    )
-    return Work(plan=plan, total=len(shards), pending=pending_shards(storage, output, shards))
+_POLL_S = 0.5
+_SCALE_EVERY_S = 3.0
+# A lease lost with its actor or node is not the shard's fault; still, one that is lost this often
+# takes its workers down.
+_MAX_LOSSES = 10
 
 
 def run_leases(work: Work, storage: Storage, show: Callable[[Progress], None]) -> Progress:
     """The counts at the end, when every pending shard is published or quarantined.
 
-    `show` is called about once a second. Needs a connected Ray. Every actor is ended on the way
+    `show` is called about twice a second. Needs a connected Ray. Every actor is ended on the way
     out, whatever the reason.
     """
     loop = _LeaseLoop(work, storage)
     try:
-        while loop.unfinished:
+        while loop.progress.remaining:
             loop.step()
             show(loop.progress)
     finally:
@@ -105,90 +52,83 @@ class _LeaseLoop:
     """Queue, pools and open leases of one run."""
 
     def __init__(self, work: Work, storage: Storage) -> None:
-        self._plan, self._storage = work.plan, storage
+        self._plan = plan = work.plan
         self._queue = deque(work.pending)
-        self._attempts: Counter[str] = Counter()  # only shards that failed before
+        self._failures: Counter[str] = Counter()  # by URL, only shards that failed before
+        self._losses: Counter[str] = Counter()
         self._open: dict[Any, Lease] = {}  # by the reference of run_lease
+        self._quarantine = Quarantine(storage, plan.output)
         self.progress = Progress(total=work.total, already_done=work.total - len(work.pending))
-        workers, packing = work.plan.config.workers, work.plan.config.packing
+        workers, packing = plan.config.workers, plan.config.packing
         self._encoders = Pool(
             "Encoder",
-            self._make_encoder,
-            size=max(1, min(workers.encoders.max, len(work.pending))),
+            lambda: new_encoder(plan),
             leases_each=packing.streams_per_encoder,
             needs=f"{workers.encoders.num_cpus:g} CPUs and {workers.encoders.num_gpus:g} GPUs",
         )
         self._preprocessors = Pool(
             "Preprocessor",
-            self._make_preprocessor,
-            size=max(1, min(workers.preprocessors.max, len(work.pending))),
+            lambda: new_preprocessor(plan, self._node_in_need()),
             leases_each=_LEASES_PER_PREPROCESSOR,
             needs=f"{workers.preprocessors.num_cpus:g} CPUs",
         )
-
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._queue or self._open)
+        pool = workers.preprocessors
+        self._scaler = PreprocessorScaler(low=pool.min, high=pool.max)
+        self._num_preprocessors = pool.min
+        self._heartbeats: dict[Member, EncoderState] = {}
+        self._seen_at = time.monotonic()
 
     def step(self) -> None:
         """None; one round: actors, leases out, results in."""
-        timeout = self._plan.config.workers.start_timeout_s
-        for pool in (self._encoders, self._preprocessors):
-            pool.fill()
-            pool.settle()
-            pool.check_started(timeout)
+        self._keep_pools()
         self._lease_out()
-        waiting = list(self._open) or [
-            m.start_ref for p in (self._encoders, self._preprocessors) for m in p.members
-        ]
+        starting = [m.start_ref for p in self._pools for m in p.members if m.place is None]
+        waiting = [*self._open, *starting]
         done, _ = ray.wait(waiting, timeout=_POLL_S) if waiting else ([], [])
         for reference in done:
             if reference in self._open:
                 self._finish(reference)
         if not waiting:
-            time.sleep(_POLL_S / 10)  # every pool waits for its backoff
+            time.sleep(_POLL_S)  # every pool waits for its backoff
         self._observe()
 
     def close(self) -> None:
-        self._encoders.close()
-        self._preprocessors.close()
+        for pool in self._pools:
+            pool.close()
 
-    def _make_encoder(self) -> Any:
-        pool = self._plan.config.workers.encoders
-        hidden = {"CUDA_VISIBLE_DEVICES": ""} if self._plan.config.device == "cpu" else {}
-        return (
-            ray.remote(Encoder)
-            .options(
-                num_cpus=pool.num_cpus,
-                num_gpus=pool.num_gpus,
-                max_restarts=0,
-                max_task_retries=0,
-                runtime_env={"env_vars": hidden},
-            )
-            .remote(self._plan)
-        )
+    @property
+    def _pools(self) -> tuple[Pool, Pool]:
+        return self._encoders, self._preprocessors
 
-    def _make_preprocessor(self) -> Any:
-        return (
-            ray.remote(Preprocessor)
-            .options(
-                num_cpus=self._plan.config.workers.preprocessors.num_cpus,
-                max_restarts=0,
-                max_task_retries=0,
-                # Ray leaves GPUs visible to actors without one; an accidental context costs 500 MB.
-                runtime_env={"env_vars": {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}},
-            )
-            .remote(self._plan)
-        )
+    def _keep_pools(self) -> None:
+        workers, remaining = self._plan.config.workers, self.progress.remaining
+        low, high = workers.encoders.min, workers.encoders.max
+        leasable = len(self._queue) + sum(len(m.leases) > 0 for m in self._encoders.members)
+        self._encoders.resize(encoders_wanted(low=low, high=high, remaining=leasable))
+        self._preprocessors.resize(min(self._num_preprocessors, remaining))
+        draining = draining_nodes()
+        for pool in self._pools:
+            pool.retire_on(draining)
+            pool.settle()
+            pool.check_started(workers.start_timeout_s)
+
+    def _node_in_need(self) -> str | None:
+        """The node whose Encoders have the fewest Preprocessors beside them: packs stay local."""
+        places = [m.place.node for m in self._encoders.ready if m.place is not None]
+        beside = Counter(m.place.node for m in self._preprocessors.ready if m.place is not None)
+        return min(places, key=lambda node: beside[node] / places.count(node), default=None)
 
     def _lease_out(self) -> None:
         while self._queue:
-            encoder, preprocessor = self._encoders.free(), self._preprocessors.free()
-            if encoder is None or preprocessor is None:
+            encoder = self._encoders.free()
+            if encoder is None or encoder.place is None:
                 return
-            lease = Lease(url=self._queue.popleft())
-            reference = encoder.handle.run_lease.remote(lease, preprocessor.handle)
-            self._open[reference] = lease
+            preprocessor = self._preprocessors.free(near=encoder.place.node)
+            if preprocessor is None:
+                return
+            url = self._queue.popleft()
+            lease = Lease(url=url, careful=self._losses[url] > 0)
+            self._open[encoder.handle.run_lease.remote(lease, preprocessor.handle)] = lease
             encoder.leases.add(lease.attempt)
             preprocessor.leases.add(lease.attempt)
 
@@ -201,37 +141,46 @@ class _LeaseLoop:
         except (InvariantError, PackMismatchError, RejectionLimitError):
             raise
         except (ShardError, StorageError) as error:
-            self._retry(lease, str(error))
+            self._failed(lease, str(error))
         except StreamLostError as error:
-            self._retry(lease, str(error))
-            self._lost(self._preprocessors, preprocessor, str(error))
+            self._was_lost(lease, str(error), self._preprocessors, preprocessor)
         except RayActorError as error:
-            self._retry(lease, str(error))
-            self._lost(self._encoders, encoder, str(error))
+            self._was_lost(lease, str(error), self._encoders, encoder)
         else:
-            self._count(result)
+            self._count(lease, result)
         finally:
             for member in (encoder, preprocessor):
                 if member is not None:
                     member.leases.discard(lease.attempt)
 
-    def _lost(self, pool: Pool, member: Member | None, cause: str) -> None:
+    def _was_lost(self, lease: Lease, cause: str, pool: Pool, member: Member | None) -> None:
         if member is not None:
             pool.lose(member, cause)
+        self._losses[lease.url] += 1
+        if self._losses[lease.url] < _MAX_LOSSES:
+            self._queue.append(lease.url)
+        else:
+            self._give_up(lease, f"lost its workers {_MAX_LOSSES} times: {cause}")
 
-    def _retry(self, lease: Lease, cause: str) -> None:
-        self._attempts[lease.url] += 1
-        if self._attempts[lease.url] < self._plan.config.limits.shard_attempts:
+    def _failed(self, lease: Lease, cause: str) -> None:
+        self._failures[lease.url] += 1
+        if self._failures[lease.url] < self._plan.config.limits.shard_attempts:
             log.warning("%s: tried again (%s)", lease.shard, cause)
             self._queue.append(lease.url)
-            return
-        log.error("%s: given up after %d tries (%s)", lease.shard, self._attempts[lease.url], cause)
-        self.progress.failed[lease.shard] = cause
+        else:
+            self._give_up(lease, cause)
 
-    def _count(self, result: LeaseResult) -> None:
+    def _give_up(self, lease: Lease, cause: str) -> None:
+        attempts = self._failures[lease.url] + self._losses[lease.url]
+        log.error("%s: given up after %d attempts (%s)", lease.shard, attempts, cause)
+        self.progress.failed[lease.shard] = cause
+        self._quarantine.add(lease.shard, cause=cause, attempts=attempts)
+
+    def _count(self, lease: Lease, result: LeaseResult) -> None:
         report, progress = result.report, self.progress
-        self._encoders.worked()
-        self._preprocessors.worked()
+        for pool in self._pools:
+            pool.worked()
+        self._quarantine.release(lease.shard)
         if result.outcome == "lost":
             progress.lost += 1
             return
@@ -256,22 +205,89 @@ class _LeaseLoop:
             )
 
     def _observe(self) -> None:
+        """Asks the Encoders how they are; ends what stalls, scales what waits."""
         progress = self.progress
-        progress.encoders = sum(m.ready for m in self._encoders.members)
-        progress.preprocessors = sum(m.ready for m in self._preprocessors.members)
+        progress.encoders = len(self._encoders.ready)
+        progress.preprocessors = len(self._preprocessors.ready)
         progress.leases = len(self._open)
-        images = tokens = 0
-        references = [m.handle.progress.remote() for m in self._encoders.members if m.ready]
-        done, _ = (
-            ray.wait(references, num_returns=len(references), timeout=0.5)
-            if references
-            else ([], [])
-        )
+        states = self._ask_encoders()
+        leases = [lease for state in states.values() for lease in state.leases]
+        progress.open_images = sum(lease.images for lease in leases)
+        progress.open_tokens = sum(lease.tokens for lease in leases)
+        for member, state in states.items():
+            self._end_stalled(member, state)
+        if time.monotonic() - self._seen_at >= _SCALE_EVERY_S:
+            self._scale(states)
+
+    def _ask_encoders(self) -> dict[Member, EncoderState]:
+        asked = {m.handle.heartbeat.remote(): m for m in self._encoders.ready}
+        if not asked:
+            return {}
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_POLL_S)
+        states = {}
         for reference in done:
             try:
-                states, _busy = ray.get(reference)
-            except RayError:  # it died; its leases say so too
+                states[asked[reference]] = ray.get(reference)
+            except RayError:
+                continue  # it died; run_lease says so too, and that is where it is handled
+        return states
+
+    def _end_stalled(self, member: Member, state: EncoderState) -> None:
+        """Kills the actor behind a stall; its leases fail with it and go back to the queue."""
+        limit = self._plan.config.limits.stall_timeout_s
+        if state.encoding_for_s > limit:
+            log.error("an Encoder has encoded one pack for %.0f s: it hangs", state.encoding_for_s)
+            ray.kill(member.handle)
+            return
+        for lease, idle_s in zip(state.leases, state.idle_s, strict=True):
+            preprocessor = self._preprocessors.holder(lease.attempt)
+            if idle_s <= limit or preprocessor is None:
                 continue
-            images += sum(state.images for state in states)
-            tokens += sum(state.tokens for state in states)
-        progress.open_images, progress.open_tokens = images, tokens
+            others = preprocessor.leases - {lease.attempt}
+            if any(self._idle_s(attempt) <= limit for attempt in others):
+                continue  # it waits behind a stream of the same Preprocessor that moves
+            log.error("no pack came from a Preprocessor for %.0f s: it hangs", idle_s)
+            ray.kill(preprocessor.handle)
+
+    def _idle_s(self, attempt: str) -> float:
+        for state in self._heartbeats.values():
+            for lease, idle_s in zip(state.leases, state.idle_s, strict=True):
+                if lease.attempt == attempt:
+                    return idle_s
+        return 0.0
+
+    def _scale(self, states: dict[Member, EncoderState]) -> None:
+        elapsed = time.monotonic() - self._seen_at
+        before, self._heartbeats, self._seen_at = self._heartbeats, states, time.monotonic()
+        load = _load(before, states, elapsed)
+        if load is None or len(self._preprocessors.ready) < self._num_preprocessors:
+            return  # nothing to compare, or the last decision has not taken effect yet
+        decision = self._scaler.decide(
+            self._num_preprocessors, load, useful=self.progress.remaining
+        )
+        if decision is not None:
+            self._num_preprocessors = decision.size
+            log.info("%s", decision.reason)
+
+
+def _load(
+    before: dict[Member, EncoderState], now: dict[Member, EncoderState], elapsed: float
+) -> Load | None:
+    """What happened between two rounds of heartbeats, where both saw Encoders with open leases."""
+    busy, blocked, streams = [], 0.0, 0
+    for member, state in now.items():
+        earlier = before.get(member)
+        if earlier is None or not state.leases:
+            continue
+        busy.append((state.busy_s - earlier.busy_s + state.encoding_for_s) / elapsed)
+        known = {lease.attempt: lease.blocked_s for lease in earlier.leases}
+        for lease in state.leases:
+            if lease.images:
+                streams += 1
+                blocked += max(0.0, lease.blocked_s - known.get(lease.attempt, 0.0)) / elapsed
+    if not busy:
+        return None
+    return Load(
+        busy_share=min(1.0, sum(busy) / len(busy)),
+        blocked_share=min(1.0, blocked / max(1, streams)),
+    )

@@ -54,7 +54,10 @@ def make_pack(images: Sequence[PatchedImage]) -> Pack:
         source_sizes=np.array([image.source_size for image in images], dtype=np.int64),
         ids=tuple(image.id for image in images),
     )
-    rows = tuple(RowInfo(index=image.index, metadata=image.metadata) for image in images)
+    rows = tuple(
+        RowInfo(index=image.index, truncated=image.truncated, metadata=image.metadata)
+        for image in images
+    )
     return Pack(batch=batch, rows=rows)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,13 +10,14 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
+from pipeline.actors import Place
 from pipeline.errors import StageError
 
 log = logging.getLogger("embedmill")
 
 _MAX_BACKOFF_S = 30.0
 # Deaths in a row, without a lease finished in between, after which a pool is in a crash loop.
-_CRASH_LOOP = 3
+_CRASH_LOOP = 4
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -24,62 +25,75 @@ class Member:
     handle: ActorHandle[Any]
     start_ref: Any
     asked_at: float
-    ready: bool = False
+    place: Place | None = None  # known when it has started
+    retiring: bool = False  # gets no new leases, ends with its last one
     leases: set[str] = field(default_factory=set)  # attempts
 
 
 class Pool:
-    """Actors of one kind. `make` creates one; the driver asks `free` for a place for a lease."""
+    """Actors of one kind. `make` creates one; `free` finds a place for a lease."""
 
     def __init__(
-        self,
-        name: str,
-        make: Callable[[], ActorHandle[Any]],
-        *,
-        size: int,
-        leases_each: int,
-        needs: str,
+        self, name: str, make: Callable[[], ActorHandle[Any]], *, leases_each: int, needs: str
     ) -> None:
         self.name, self._make, self._leases_each, self._needs = name, make, leases_each, needs
-        self.size = size
         self.members: list[Member] = []
         self._deaths = 0
         self._not_before = 0.0
-        self._last_cause = ""
 
-    def fill(self) -> None:
-        """None; creates what is missing, unless a backoff is running."""
+    @property
+    def ready(self) -> list[Member]:
+        return [member for member in self.members if member.place is not None]
+
+    def resize(self, size: int) -> None:
+        """None; creates what is missing unless a backoff is running, retires what is too much."""
+        staying = [member for member in self.members if not member.retiring]
+        for member in sorted(staying, key=_rank_to_leave)[: max(0, len(staying) - size)]:
+            member.retiring = True
+        for member in [m for m in self.members if m.retiring and not m.leases]:
+            self._end(member)
         if time.monotonic() < self._not_before:
             return
-        while len(self.members) < self.size:
+        for _ in range(size - len(staying)):
             handle = self._make()
             self.members.append(
                 Member(handle=handle, start_ref=handle.start.remote(), asked_at=time.monotonic())
             )
 
     def settle(self) -> None:
-        """None; notes members that became ready, drops those that failed to start.
+        """None; notes members that have started, drops those that failed to.
 
         Raises StageError where the pool fails again and again.
         """
-        for member in [m for m in self.members if not m.ready]:
+        for member in [m for m in self.members if m.place is None]:
             done, _ = ray.wait([member.start_ref], timeout=0)
             if not done:
                 continue
             try:
-                described = ray.get(member.start_ref)
+                member.place = ray.get(member.start_ref)
             except RayTaskError as error:  # its own code failed: the model does not load there
                 self.lose(member, f"{type(error.cause).__name__}: {error.cause}")
             except RayActorError as error:
                 self.lose(member, str(error))
             else:
-                member.ready = True
-                log.info("%s ready: %s", self.name, described)
+                log.info("%s ready: %s", self.name, member.place)
 
-    def free(self) -> Member | None:
-        """The ready member with the fewest leases and room for one more."""
-        room = [m for m in self.members if m.ready and len(m.leases) < self._leases_each]
-        return min(room, key=lambda member: len(member.leases), default=None)
+    def retire_on(self, nodes: Iterable[str]) -> None:
+        """None; members on these nodes get no new leases: the nodes are about to go."""
+        nodes = set(nodes)
+        for member in self.ready:
+            if member.place is not None and member.place.node in nodes and not member.retiring:
+                member.retiring = True
+                log.info(
+                    "%s on node %s gets no new leases: the node drains",
+                    self.name,
+                    member.place.node[:8],
+                )
+
+    def free(self, near: str | None = None) -> Member | None:
+        """The ready member with room and the fewest leases, one on the node `near` before others."""
+        room = [m for m in self.ready if not m.retiring and len(m.leases) < self._leases_each]
+        return min(room, key=lambda m: (len(m.leases), m.place.node != near), default=None)
 
     def holder(self, attempt: str) -> Member | None:
         return next((m for m in self.members if attempt in m.leases), None)
@@ -88,18 +102,17 @@ class Pool:
         """None; a member is gone. Raises StageError where the pool dies again and again."""
         if member not in self.members:
             return
-        self.members.remove(member)
-        ray.kill(member.handle)
+        self._end(member)
         self._deaths += 1
-        self._last_cause = " ".join(cause.split()) or "unknown"
-        backoff = min(_MAX_BACKOFF_S, 0.5 * 2 ** (self._deaths - 1))
-        self._not_before = time.monotonic() + backoff
-        log.warning("%s died (%s); replaced in %.1f s", self.name, self._last_cause, backoff)
-        if self._deaths >= _CRASH_LOOP + self.size:
+        cause = " ".join(cause.split()) or "unknown"
+        if self._deaths >= _CRASH_LOOP + len(self.members):
             raise StageError(
                 f"{self.name} actors die again and again without finishing a shard "
-                f"({self._deaths} times); the last cause: {self._last_cause}"
+                f"({self._deaths} times); the last cause: {cause}"
             )
+        backoff = min(_MAX_BACKOFF_S, 0.25 * 2**self._deaths)
+        self._not_before = time.monotonic() + backoff
+        log.warning("%s lost, replaced in %.1f s: %s", self.name, backoff, cause[:300])
 
     def worked(self) -> None:
         """None; a lease finished, so this is no crash loop."""
@@ -107,11 +120,9 @@ class Pool:
 
     def check_started(self, timeout_s: float) -> None:
         """None; raises StageError where no member found a place in time."""
-        waiting = [m for m in self.members if not m.ready]
-        if not waiting or any(m.ready for m in self.members):
+        if not self.members or self.ready:
             return
-        waited = time.monotonic() - min(m.asked_at for m in waiting)
-        if waited > timeout_s:
+        if time.monotonic() - min(m.asked_at for m in self.members) > timeout_s:
             raise StageError(
                 f"no {self.name} could start within workers.start_timeout_s = {timeout_s:g} s: "
                 f"each needs {self._needs}; the cluster has "
@@ -120,9 +131,17 @@ class Pool:
             )
 
     def close(self) -> None:
-        for member in self.members:
-            ray.kill(member.handle)
-        self.members = []
+        for member in list(self.members):
+            self._end(member)
+
+    def _end(self, member: Member) -> None:
+        self.members.remove(member)
+        ray.kill(member.handle)
+
+
+def _rank_to_leave(member: Member) -> tuple[bool, int]:
+    """Members that have not started leave first, then those with the fewest leases."""
+    return member.place is not None, len(member.leases)
 
 
 def _resources(resources: dict[str, float]) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from pipeline.driver import Progress
+from pipeline.work import Progress
 
 log = logging.getLogger("embedmill")
 
@@ -132,8 +132,7 @@ def _rejects(progress: Progress) -> str:
 
 
 def _eta(progress: Progress) -> str:
-    done_now = progress.done + progress.lost
-    left = progress.total - progress.already_done - done_now - len(progress.failed)
+    done_now, left = progress.done + progress.lost, progress.remaining
     if not done_now:
         return "unknown"
     seconds = round((time.monotonic() - progress.started) / done_now * left)

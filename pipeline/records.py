@@ -77,6 +77,7 @@ class RowInfo:
     """What the output needs of an image besides its vector and its grid."""
 
     index: int
+    truncated: bool
     metadata: Mapping[str, Value]
 
 
@@ -114,6 +115,7 @@ class Pack:
 
     batch: PackedBatch
     rows: tuple[RowInfo, ...]  # [N]
+    blocked_s: float = 0.0  # how long this stream has waited for its consumer so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ The actors run these same functions; `run_plain` joins them in one loop without 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from pipeline.storage import Storage, canonical_url
 from pipeline.writer import Lease, Outcome, ShardWriter, embeddings_schema
 
 Encode = Callable[[PackedBatch], Any]  # -> float32 [N, D]
+Prepare = Callable[[RawSample], PatchedImage]  # raises SampleError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class RunPlan:
     @property
     def schema(self) -> pa.Schema:
         config = self.config
-        return embeddings_schema(config.input, config.output.dtype, self.model.width)
+        return embeddings_schema(config, self.model.width)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,11 +63,23 @@ class _Tally:
     rejected: Counter[str] = field(default_factory=Counter)
     unsent: list[Rejection] = field(default_factory=list)
     seconds: dict[str, float] = field(
-        default_factory=lambda: {"read": 0.0, "prepare": 0.0, "pack": 0.0}
+        default_factory=lambda: {"read": 0.0, "prepare": 0.0, "pack": 0.0, "blocked": 0.0}
     )
 
 
-def prepare_shard(url: str, plan: RunPlan, storage: Storage) -> Iterator[StreamItem]:
+def image_preparer(plan: RunPlan) -> Prepare:
+    """`pipeline.preprocess.prepare` with the settings of the run."""
+    return partial(
+        prepare,
+        config=plan.config.preprocess,
+        patch_size=plan.model.patch_size,
+        kernel=plan.kernel,
+    )
+
+
+def prepare_shard(
+    url: str, plan: RunPlan, storage: Storage, prepare_image: Prepare
+) -> Iterator[StreamItem]:
     """Yields the packs and rejections of a shard, and last its End.
 
     Raises ShardError and StorageError where the shard cannot be read whole, RejectionLimitError
@@ -83,7 +97,7 @@ def prepare_shard(url: str, plan: RunPlan, storage: Storage) -> Iterator[StreamI
             max_image_bytes=config.preprocess.max_image_bytes,
         )
         groups = group_images(
-            _patched(samples, plan, tally),
+            _patched(samples, plan, tally, prepare_image),
             token_budget=config.packing.token_budget,
             look_ahead=config.packing.look_ahead,
         )
@@ -97,7 +111,9 @@ def prepare_shard(url: str, plan: RunPlan, storage: Storage) -> Iterator[StreamI
             )
             tally.seconds["pack"] += time.perf_counter() - start
             tally.packed += pack.batch.num_images
-            yield pack
+            start = time.perf_counter()
+            yield replace(pack, blocked_s=tally.seconds["blocked"])
+            tally.seconds["blocked"] += time.perf_counter() - start
         yield from _unsent(tally)
         report = ShardReport(
             shard=shard,
@@ -118,14 +134,17 @@ def prepare_shard(url: str, plan: RunPlan, storage: Storage) -> Iterator[StreamI
 
 
 def _patched(
-    samples: Iterable[RawSample | Rejection], plan: RunPlan, tally: _Tally
+    samples: Iterable[RawSample | Rejection],
+    plan: RunPlan,
+    tally: _Tally,
+    prepare_image: Prepare,
 ) -> Iterator[PatchedImage]:
     start = time.perf_counter()
     for sample in samples:
         read_at = time.perf_counter()
         tally.seconds["read"] += read_at - start
         tally.read += 1
-        result = sample if isinstance(sample, Rejection) else _prepare(sample, plan)
+        result = sample if isinstance(sample, Rejection) else _prepare(sample, prepare_image)
         tally.seconds["prepare"] += time.perf_counter() - read_at
         if isinstance(result, Rejection):
             _reject(result, plan, tally)
@@ -135,14 +154,9 @@ def _patched(
         start = time.perf_counter()
 
 
-def _prepare(sample: RawSample, plan: RunPlan) -> PatchedImage | Rejection:
+def _prepare(sample: RawSample, prepare_image: Prepare) -> PatchedImage | Rejection:
     try:
-        return prepare(
-            sample,
-            plan.config.preprocess,
-            patch_size=plan.model.patch_size,
-            kernel=plan.kernel,
-        )
+        return prepare_image(sample)
     except SampleError as error:
         return Rejection(
             id=sample.id,
@@ -217,7 +231,7 @@ def run_plain(
     for lease in leases:
         tokens = 0
         with shard_writer(lease, plan, storage, "plain loop") as writer:
-            for item in prepare_shard(lease.url, plan, storage):
+            for item in prepare_shard(lease.url, plan, storage, image_preparer(plan)):
                 if isinstance(item, Pack):
                     writer.add(item, encode_pack(item, encode, plan))
                     tokens += item.batch.num_tokens

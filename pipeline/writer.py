@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config import InputConfig
+from pipeline.config import RunConfig
 from pipeline.errors import InvariantError
 from pipeline.manifest import embeddings_url, rejects_url
 from pipeline.records import (
@@ -59,6 +59,7 @@ class Lease:
 
     url: str  # where the shard is read; a signed URL has secrets in its query
     attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
+    careful: bool = False  # decode in a child process: an attempt before lost its Preprocessor
 
     @property
     def shard(self) -> str:
@@ -66,9 +67,9 @@ class Lease:
         return canonical_url(self.url)
 
 
-def embeddings_schema(config: InputConfig, dtype: str, width: int) -> pa.Schema:
+def embeddings_schema(config: RunConfig, width: int) -> pa.Schema:
     """The columns of an embeddings file; the same for every shard of a run."""
-    value = pa.float16() if dtype == "float16" else pa.float32()
+    value = pa.float16() if config.output.dtype == "float16" else pa.float32()
     vector = pa.list_(pa.field("element", value, nullable=False), width)
     fields = [
         pa.field("key", pa.string(), nullable=False),
@@ -80,7 +81,9 @@ def embeddings_schema(config: InputConfig, dtype: str, width: int) -> pa.Schema:
         pa.field(name, pa.int32(), nullable=False)
         for name in ("height", "width", "grid_h", "grid_w")
     ]
-    fields += [pa.field(column.name, _ARROW_TYPES[column.type]) for column in config.metadata]
+    if config.preprocess.truncated_images == "accept":
+        fields.append(pa.field("truncated", pa.bool_(), nullable=False))
+    fields += [pa.field(c.name, _ARROW_TYPES[c.type]) for c in config.input.metadata]
     return pa.schema(fields)
 
 
@@ -153,6 +156,7 @@ class ShardWriter:
                     "width": int(width),
                     "grid_h": int(grid_h),
                     "grid_w": int(grid_w),
+                    "truncated": row.truncated,
                     **row.metadata,
                 },
             )

@@ -7,12 +7,12 @@ import pytest
 
 from encoder.infer import load_encoder
 from pipeline.config_file import load_config
-from pipeline.driver import prepare_work
 from pipeline.errors import InvariantError, OutputError
 from pipeline.manifest import open_run
 from pipeline.records import Pack
-from pipeline.stage import encode_pack, prepare_shard, run_plain, shard_writer
+from pipeline.stage import encode_pack, image_preparer, prepare_shard, run_plain, shard_writer
 from pipeline.storage import Storage
+from pipeline.work import prepare_work
 from pipeline.writer import Lease
 from tests.integration.conftest import footer, read_rejects, read_rows, write_shard
 
@@ -154,7 +154,7 @@ def test_a_sample_that_comes_twice_stops_the_run(two_shards, write_config):
     storage = Storage(config.storage)
     work = prepare_work(config, storage)
     lease = Lease(url=work.pending[0])
-    items = list(prepare_shard(lease.url, work.plan, storage))
+    items = list(prepare_shard(lease.url, work.plan, storage, image_preparer(work.plan)))
     pack = next(item for item in items if isinstance(item, Pack))
     block = encode_pack(pack, lambda batch: np.ones((batch.num_images, 192), np.float32), work.plan)
     with shard_writer(lease, work.plan, storage, "test") as writer:
@@ -168,7 +168,7 @@ def test_a_shard_that_lost_a_row_is_never_published(two_shards, write_config, tm
     storage = Storage(config.storage)
     work = prepare_work(config, storage)
     lease = Lease(url=work.pending[0])
-    *_, end = prepare_shard(lease.url, work.plan, storage)
+    *_, end = prepare_shard(lease.url, work.plan, storage, image_preparer(work.plan))
     writer = shard_writer(lease, work.plan, storage, "test")
     with writer, pytest.raises(InvariantError, match="read = embedded \\+ rejected"):
         writer.publish(end)

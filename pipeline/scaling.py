@@ -1,0 +1,70 @@
+"""How many actors a run wants: pure decisions from measured waits, with their reasons.
+
+Encoders follow the shards that are left. Preprocessors follow the waits: Encoders that starve ask
+for more, streams that wait for their Encoder ask for fewer. Both are bounded by the configuration.
+"""
+
+from dataclasses import dataclass
+
+# A decision needs this many observations in a row that agree, so that one slow shard moves nothing.
+_AGREEING = 2
+STARVED_BELOW = 0.8  # share of the time that Encoders with open leases compute
+BLOCKED_ABOVE = 0.5  # share of the time that streams wait for their Encoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What was measured since the last observation, as means over the actors at work."""
+
+    busy_share: float  # of Encoders
+    blocked_share: float  # of streams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    size: int
+    reason: str
+
+
+def encoders_wanted(*, low: int, high: int, remaining: int) -> int:
+    """How many Encoders are worth having: at most one for each shard that is left, none for none."""
+    return min(high, max(low, remaining), remaining)
+
+
+class PreprocessorScaler:
+    """Decides the size of the Preprocessor pool; remembers what it saw last."""
+
+    def __init__(self, *, low: int, high: int) -> None:
+        self._low, self._high = low, high
+        self._agreeing = 0  # positive: that many times starved; negative: blocked
+
+    def decide(self, size: int, load: Load, *, useful: int) -> Decision | None:
+        """A new size and why, or None where the pool stays as it is.
+
+        `useful` is how many could find work at all: one for each shard that is left.
+        """
+        self._observe(load)
+        share = f"Encoders compute {load.busy_share:.0%}, streams wait {load.blocked_share:.0%}"
+        if self._agreeing >= _AGREEING:
+            target = min(self._high, useful, size + max(1, size // 2))
+            return (
+                self._move(size, target, f"starved: {share} of the time") if target > size else None
+            )
+        if self._agreeing <= -_AGREEING:
+            target = max(self._low, size - max(1, size // 4))
+            return (
+                self._move(size, target, f"blocked: {share} of the time") if target < size else None
+            )
+        return None
+
+    def _observe(self, load: Load) -> None:
+        if load.blocked_share > BLOCKED_ABOVE:
+            self._agreeing = min(self._agreeing, 0) - 1
+        elif load.busy_share < STARVED_BELOW:
+            self._agreeing = max(self._agreeing, 0) + 1
+        else:
+            self._agreeing = 0
+
+    def _move(self, size: int, target: int, reason: str) -> Decision:
+        self._agreeing = 0
+        return Decision(size=target, reason=f"{size} to {target} Preprocessors, {reason}")
