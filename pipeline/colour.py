@@ -20,7 +20,7 @@ Strip = Callable[[Image.Image], NDArray[np.uint8]]  # rows of an image -> [h, W,
 _STRIP_ROWS = 64
 _BACKGROUNDS = {"white": (255, 255, 255), "gray": (128, 128, 128), "black": (0, 0, 0)}
 _WITH_ALPHA = {"RGBA", "LA", "PA", "RGBa", "La"}
-_PLAIN = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
+_PLAIN = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"}
 _HAS_COLOUR_KEY = {
     "1",
     "L",
@@ -53,12 +53,16 @@ def _converter(image: Image.Image, background: str, icc: str) -> Strip:
         return _scale_16_bit(image, background)
     if mode in ("I", "F"):
         return _scale_range(image)
+    if mode == "LAB":  # Pillow's convert would build this transform for each strip
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        transform = ImageCms.buildTransform(lab, srgb, "LAB", "RGB")
+        return lambda strip: _apply(transform, strip)
     if mode not in _PLAIN | _WITH_ALPHA:
         raise SampleError(RejectReason.UNSUPPORTED_FORMAT, f"no rule for the pixel mode {mode!r}")
     opaque = _flatten(image, background)
-    if icc == "apply" and (transform := _embedded_transform(image)) is not None:
-        direct = transform.input_mode == mode and mode != "RGB"
-        return lambda strip: _apply(transform, strip if direct else opaque(strip))
+    if icc == "apply" and (embedded := _embedded_transform(image)) is not None:
+        direct = embedded.input_mode == mode and mode != "RGB"
+        return lambda strip: _apply(embedded, strip if direct else opaque(strip))
     return lambda strip: np.asarray(opaque(strip))
 
 
@@ -138,7 +142,7 @@ def _embedded_transform(image: Image.Image) -> ImageCms.ImageCmsTransform | None
         profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
         space = profile.profile.xcolor_space.strip()
         mode = {"GRAY": "L", "CMYK": "CMYK", "RGB": "RGB"}.get(space)
-        if mode == image.mode or (mode == "RGB" and image.mode not in ("CMYK", "LAB")):
+        if mode == image.mode or (mode == "RGB" and image.mode != "CMYK"):
             srgb = ImageCms.createProfile("sRGB")
             return ImageCms.buildTransform(profile, srgb, mode, "RGB")
     except (ImageCms.PyCMSError, OSError, ValueError):  # a damaged profile; the pixels are good
