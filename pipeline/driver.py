@@ -13,8 +13,14 @@ from encoder.batch import PackMismatchError
 from pipeline.actors import EncoderState, StreamLostError
 from pipeline.cluster import draining_nodes
 from pipeline.errors import InvariantError, RejectionLimitError, ShardError, StorageError
+from pipeline.manifest import failed_url
 from pipeline.pools import Member, Pool
-from pipeline.quarantine import Quarantine
+from pipeline.quarantine import (
+    describe_failure,
+    failed_urls,
+    remove_failure,
+    write_failure,
+)
 from pipeline.scaling import Load, PreprocessorScaler, encoders_wanted
 from pipeline.stage import LeaseResult
 from pipeline.storage import Storage
@@ -57,7 +63,8 @@ class _LeaseLoop:
         self._failures: Counter[str] = Counter()  # by URL, only shards that failed before
         self._losses: Counter[str] = Counter()
         self._open: dict[Any, Lease] = {}  # by the reference of run_lease
-        self._quarantine = Quarantine(storage, plan.output)
+        self._storage = storage
+        self._quarantined = failed_urls(storage, plan.output)
         self.progress = Progress(total=work.total, already_done=work.total - len(work.pending))
         workers, packing = plan.config.workers, plan.config.packing
         self._encoders = Pool(
@@ -141,11 +148,11 @@ class _LeaseLoop:
         except (InvariantError, PackMismatchError, RejectionLimitError):
             raise
         except (ShardError, StorageError) as error:
-            self._failed(lease, str(error))
+            self._failed(lease, error)
         except StreamLostError as error:
-            self._was_lost(lease, str(error), self._preprocessors, preprocessor)
+            self._was_lost(lease, error, self._preprocessors, preprocessor)
         except RayActorError as error:
-            self._was_lost(lease, str(error), self._encoders, encoder)
+            self._was_lost(lease, error, self._encoders, encoder)
         else:
             self._count(lease, result)
         finally:
@@ -153,34 +160,36 @@ class _LeaseLoop:
                 if member is not None:
                     member.leases.discard(lease.attempt)
 
-    def _was_lost(self, lease: Lease, cause: str, pool: Pool, member: Member | None) -> None:
+    def _was_lost(self, lease: Lease, error: Exception, pool: Pool, member: Member | None) -> None:
         if member is not None:
-            pool.lose(member, cause)
+            pool.lose(member, str(error))
         self._losses[lease.url] += 1
         if self._losses[lease.url] < _MAX_LOSSES:
             self._queue.append(lease.url)
         else:
-            self._give_up(lease, f"lost its workers {_MAX_LOSSES} times: {cause}")
+            self._give_up(lease, error)
 
-    def _failed(self, lease: Lease, cause: str) -> None:
+    def _failed(self, lease: Lease, error: Exception) -> None:
         self._failures[lease.url] += 1
         if self._failures[lease.url] < self._plan.config.limits.shard_attempts:
-            log.warning("%s: tried again (%s)", lease.shard, cause)
+            log.warning("%s: tried again (%s)", lease.shard, error)
             self._queue.append(lease.url)
         else:
-            self._give_up(lease, cause)
+            self._give_up(lease, error)
 
-    def _give_up(self, lease: Lease, cause: str) -> None:
+    def _give_up(self, lease: Lease, error: Exception) -> None:
         attempts = self._failures[lease.url] + self._losses[lease.url]
-        log.error("%s: given up after %d attempts (%s)", lease.shard, attempts, cause)
-        self.progress.failed[lease.shard] = cause
-        self._quarantine.add(lease.shard, cause=cause, attempts=attempts)
+        failure = describe_failure(lease.shard, error, attempts)
+        log.error("%s: given up after %d attempts (%s)", lease.shard, attempts, failure.message)
+        self.progress.failed[lease.shard] = failure.message
+        write_failure(self._storage, self._plan.output, failure)
 
     def _count(self, lease: Lease, result: LeaseResult) -> None:
         report, progress = result.report, self.progress
         for pool in self._pools:
             pool.worked()
-        self._quarantine.release(lease.shard)
+        if failed_url(self._plan.output, lease.shard) in self._quarantined:
+            remove_failure(self._storage, self._plan.output, lease.shard)
         if result.outcome == "lost":
             progress.lost += 1
             return
