@@ -121,17 +121,15 @@ class _LeaseLoop:
 
     def _node_in_need(self) -> str | None:
         """The node whose Encoders have the fewest Preprocessors beside them: packs stay local."""
-        places = [m.place.node for m in self._encoders.ready if m.place is not None]
-        beside = Counter(m.place.node for m in self._preprocessors.ready if m.place is not None)
-        return min(places, key=lambda node: beside[node] / places.count(node), default=None)
+        nodes = [member.node for member in self._encoders.ready]
+        beside = Counter(member.node for member in self._preprocessors.ready)
+        return min(nodes, key=lambda node: beside[node] / nodes.count(node), default=None)
 
     def _lease_out(self) -> None:
         while self._queue:
             encoder = self._encoders.free()
-            if encoder is None or encoder.place is None:
-                return
-            preprocessor = self._preprocessors.free(near=encoder.place.node)
-            if preprocessor is None:
+            preprocessor = self._preprocessors.free(near=encoder.node if encoder else None)
+            if encoder is None or preprocessor is None:
                 return
             url = self._queue.popleft()
             lease = Lease(url=url, careful=self._losses[url] > 0)

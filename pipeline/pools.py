@@ -29,6 +29,10 @@ class Member:
     retiring: bool = False  # gets no new leases, ends with its last one
     leases: set[str] = field(default_factory=set)  # attempts
 
+    @property
+    def node(self) -> str | None:
+        return None if self.place is None else self.place.node
+
 
 class Pool:
     """Actors of one kind. `make` creates one; `free` finds a place for a lease."""
@@ -82,18 +86,14 @@ class Pool:
         """None; members on these nodes get no new leases: the nodes are about to go."""
         nodes = set(nodes)
         for member in self.ready:
-            if member.place is not None and member.place.node in nodes and not member.retiring:
+            if member.node in nodes and not member.retiring:
                 member.retiring = True
-                log.info(
-                    "%s on node %s gets no new leases: the node drains",
-                    self.name,
-                    member.place.node[:8],
-                )
+                log.info("%s gets no new leases, its node drains: %s", self.name, member.place)
 
     def free(self, near: str | None = None) -> Member | None:
-        """The ready member with room and the fewest leases, one on the node `near` before others."""
+        """The ready member with room and the fewest leases; of equals, one on the node `near`."""
         room = [m for m in self.ready if not m.retiring and len(m.leases) < self._leases_each]
-        return min(room, key=lambda m: (len(m.leases), m.place.node != near), default=None)
+        return min(room, key=lambda m: (len(m.leases), m.node != near), default=None)
 
     def holder(self, attempt: str) -> Member | None:
         return next((m for m in self.members if attempt in m.leases), None)

@@ -93,8 +93,8 @@ def summary(progress: Progress, output: str) -> str:
         + (f", {progress.lost} were published by another run" if progress.lost else ""),
         f"{progress.read:,} images read = {progress.embedded:,} embedded + "
         f"{progress.rejected.total():,} rejected ({_rejects(progress)})",
-        f"{progress.embedded / seconds:,.1f} images/s and {progress.tokens / seconds:,.0f} tokens/s "
-        f"over {seconds:,.1f} s",
+        f"{progress.embedded / seconds:,.1f} images/s, {progress.tokens / seconds:,.0f} tokens/s, "
+        f"{seconds:,.1f} s",
         f"embeddings: {output}/embeddings/",
     ]
     for shard, cause in progress.failed.items():

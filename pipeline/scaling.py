@@ -27,7 +27,7 @@ class Decision:
 
 
 def encoders_wanted(*, low: int, high: int, remaining: int) -> int:
-    """How many Encoders are worth having: at most one for each shard that is left, none for none."""
+    """How many Encoders are worth having: at most one for each shard that is left."""
     return min(high, max(low, remaining), remaining)
 
 
@@ -46,15 +46,10 @@ class PreprocessorScaler:
         self._observe(load)
         share = f"Encoders compute {load.busy_share:.0%}, streams wait {load.blocked_share:.0%}"
         if self._agreeing >= _AGREEING:
-            target = min(self._high, useful, size + max(1, size // 2))
-            return (
-                self._move(size, target, f"starved: {share} of the time") if target > size else None
-            )
+            most = min(self._high, useful)
+            return self._move(size, max(size, min(most, size + max(1, size // 2))), share)
         if self._agreeing <= -_AGREEING:
-            target = max(self._low, size - max(1, size // 4))
-            return (
-                self._move(size, target, f"blocked: {share} of the time") if target < size else None
-            )
+            return self._move(size, min(size, max(self._low, size - max(1, size // 4))), share)
         return None
 
     def _observe(self, load: Load) -> None:
@@ -65,6 +60,8 @@ class PreprocessorScaler:
         else:
             self._agreeing = 0
 
-    def _move(self, size: int, target: int, reason: str) -> Decision:
+    def _move(self, size: int, target: int, share: str) -> Decision | None:
+        if target == size:
+            return None
         self._agreeing = 0
-        return Decision(size=target, reason=f"{size} to {target} Preprocessors, {reason}")
+        return Decision(size=target, reason=f"{size} to {target} Preprocessors: {share}")

@@ -25,7 +25,7 @@ LAYERS = [
         "pipeline.errors",
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
-        "pipeline.orientation pipeline.retry pipeline.sniff pipeline.tar_header pipeline.urls",
+        "pipeline.orientation pipeline.parallel pipeline.retry pipeline.sniff pipeline.tar_header pipeline.urls",
         "pipeline.config pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
         "pipeline.store_errors pipeline.tar",
         "pipeline.config_file pipeline.image_header pipeline.metadata pipeline.stores",
@@ -33,19 +33,25 @@ LAYERS = [
         "pipeline.decode pipeline.objectstore pipeline.packing pipeline.shards",
         "pipeline.preprocess pipeline.storage",
         "pipeline.decoder_child pipeline.manifest pipeline.specs pipeline.spool",
-        "pipeline.quarantine pipeline.writer",
+        "pipeline.quarantine pipeline.run_record pipeline.writer",
         "pipeline.clean pipeline.stage",
+        "pipeline.actors pipeline.scaling pipeline.work",
         # the cluster
-        "pipeline.actors pipeline.cluster pipeline.demo pipeline.pools",
+        "pipeline.cluster pipeline.demo pipeline.pools pipeline.progress pipeline.workers",
         "pipeline.driver",
-        "pipeline.progress",
         # the program
         "pipeline.cli",
         "pipeline.__main__",
     )
 ]
 
-IMPORT_RAY = {"pipeline.actors", "pipeline.cluster", "pipeline.driver", "pipeline.pools"}
+IMPORT_RAY = {
+    "pipeline.actors",
+    "pipeline.cluster",
+    "pipeline.driver",
+    "pipeline.pools",
+    "pipeline.workers",
+}
 IMPORT_TORCH = {
     "encoder.attention",
     "encoder.infer",
@@ -58,9 +64,12 @@ IMPORT_TORCH = {
 NEVER_IN_ENCODER = {"pipeline", "ray", "yaml", "obstore", "pyarrow", "PIL", "pydantic", "typer"}
 
 # What may be in memory once a module is imported, by itself or by what it imports.
-LOADS_RAY = IMPORT_RAY | {"pipeline.progress", "pipeline.__main__"}
+LOADS_RAY = IMPORT_RAY
 LOADS_TORCH = (
-    IMPORT_TORCH | LOADS_RAY | {"pipeline.preprocess", "pipeline.decoder_child", "pipeline.stage"}
+    IMPORT_TORCH
+    | LOADS_RAY
+    | {"pipeline.preprocess", "pipeline.decoder_child", "pipeline.stage"}
+    | {"pipeline.work", "pipeline.progress"}
 )
 CONTRACTS = [
     "encoder.grid",
