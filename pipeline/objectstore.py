@@ -163,7 +163,7 @@ class ObjectStore:
             with store_errors(place, "look up"):
                 return _info(place, self._store.get(place.key, options={"range": (0, 1)}).meta)
         except StorageError as error:
-            if error.kind not in ("unsupported", "other"):  # no ranges, or an empty object
+            if error.kind not in ("unsupported", "changed"):  # no ranges; no first byte
                 raise
         with store_errors(place, "look up"):
             return _info(place, self._store.head(place.key))

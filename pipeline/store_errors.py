@@ -37,6 +37,7 @@ _STATUS_KINDS: dict[int, StorageKind] = {
     401: "denied",
     403: "denied",
     404: "not_found",
+    416: "changed",  # ranges are within the size that was looked up
     501: "unsupported",
     507: "full",
 }

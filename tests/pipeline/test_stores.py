@@ -1,0 +1,150 @@
+"""Options, regions and credentials of stores, and that secrets stay where they are."""
+
+import json
+import os
+import pickle
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from pipeline.config import StorageConfig
+from pipeline.errors import ConfigError, StorageError
+from pipeline.storage import Storage
+from tests.integration.s3_server import ACCESS_KEY, SECRET_KEY
+
+SECRET = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch, tmp_path):
+    """An environment without any cloud's settings, so that these tests say the same everywhere."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws-credentials"))
+
+
+def test_keys_come_from_the_environment(s3, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    storage = Storage(StorageConfig())
+    storage.put("s3://bucket/from-environment", b"x")
+    assert storage.read("s3://bucket/from-environment") == b"x"
+
+
+def write_profile(tmp_path, region=""):
+    (tmp_path / "aws-credentials").write_text(
+        f"[lab]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
+    (tmp_path / "aws-config").write_text(f"[profile lab]\n{region}\n")
+
+
+@pytest.mark.parametrize("asked", ["option", "environment"])
+def test_keys_come_from_a_profile(s3, monkeypatch, tmp_path, asked):
+    pytest.importorskip("boto3", reason="AWS profiles need boto3: pip install embedmill[aws]")
+    write_profile(tmp_path)
+    options = {"endpoint": s3.endpoint}
+    if asked == "option":
+        options["profile"] = "lab"
+    else:
+        monkeypatch.setenv("AWS_PROFILE", "lab")
+    storage = pickle.loads(pickle.dumps(Storage(StorageConfig(s3=options))))
+    storage.put("s3://bucket/from-profile", b"x")
+    assert storage.read("s3://bucket/from-profile") == b"x"
+
+
+def test_a_profile_that_is_not_there_is_named(tmp_path):
+    pytest.importorskip("boto3", reason="AWS profiles need boto3: pip install embedmill[aws]")
+    write_profile(tmp_path)
+    storage = Storage(StorageConfig(s3={"profile": "other", "region": "eu-west-1"}))
+    with pytest.raises(ConfigError, match="other"):
+        storage.info("s3://bucket/x")
+
+
+def test_a_profile_without_boto3_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    storage = Storage(StorageConfig(s3={"profile": "lab", "region": "eu-west-1"}))
+    with pytest.raises(ConfigError, match=r"embedmill\[aws\]"):
+        storage.info("s3://bucket/x")
+
+
+def test_a_missing_region_is_named():
+    storage = Storage(StorageConfig(s3={"skip_signature": True}))
+    with pytest.raises(ConfigError, match=r"s3://bucket/x: the region .* storage\.s3\.region"):
+        storage.info("s3://bucket/x")
+
+
+@pytest.mark.parametrize("where", ["option", "environment", "profile"])
+def test_a_region_is_enough(monkeypatch, tmp_path, where):
+    options = {}
+    if where == "option":
+        options["region"] = "eu-west-1"
+    elif where == "environment":
+        monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    else:
+        pytest.importorskip("boto3", reason="AWS profiles need boto3: pip install embedmill[aws]")
+        write_profile(tmp_path, "region = eu-west-1")
+        options["profile"] = "lab"
+    # The proxy is not there, so nothing leaves this machine, but the address is known.
+    options["proxy_url"] = "http://127.0.0.1:9"
+    storage = Storage(StorageConfig(s3={**options, "skip_signature": True}, retries=0))
+    with pytest.raises(StorageError, match="Connection refused"):
+        storage.info("s3://bucket/x")
+
+
+def test_missing_credentials_are_named():
+    options = {"region": "x", "metadata_endpoint": "http://127.0.0.1:9"}
+    storage = Storage(StorageConfig(s3=options, retries=1))
+    with pytest.raises(StorageError, match=r"no credentials in the environment or storage\.s3"):
+        storage.info("s3://bucket/x")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_an_unknown_option_is_named(scheme):
+    config = StorageConfig(**{scheme: {"regoin": SECRET, "region": "x"}})
+    with pytest.raises(ConfigError, match=rf"storage\.{scheme}.*region?|regoin") as caught:
+        Storage(config).info(f"{scheme}://bucket/x")
+    assert SECRET not in str(caught.value)
+
+
+def test_an_account_is_asked_for():
+    with pytest.raises(ConfigError, match=r"storage\.az.*[Aa]ccount"):
+        Storage(StorageConfig()).info("az://container/x")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "address"),
+    [
+        ("s3", {"region": "eu-west-1"}, "s3.eu-west-1.amazonaws.com:443"),
+        ("gs", {}, "storage.googleapis.com:443"),
+        ("az", {"account_name": "me"}, "me.blob.core.windows.net:443"),
+    ],
+)
+def test_clouds_are_looked_for_where_they_are(scheme, options, address):
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        config = StorageConfig(
+            **{scheme: {**options, "skip_signature": True, "proxy_url": proxy}}, retries=0
+        )
+        caller = pool.submit(Storage(config).info, f"{scheme}://bucket/a b")
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1000).startswith(f"CONNECT {address} ".encode())
+        with pytest.raises(StorageError) as caught:
+            caller.result()
+    assert caught.value.transient
+
+
+def test_secrets_are_not_shown_but_travel():
+    config = StorageConfig(s3={"secret_access_key": SECRET, "endpoint": f"http://u:{SECRET}@h"})
+    shown = [repr(config), str(config), json.dumps(config.model_dump()), config.model_dump_json()]
+    shown += [repr(Storage(config)), str(Storage(config))]
+    assert SECRET not in "".join(shown)
+    assert '"secret_access_key":"***"' in config.model_dump_json()
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config.s3["secret_access_key"] == SECRET
