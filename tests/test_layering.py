@@ -25,7 +25,8 @@ LAYERS = [
         "pipeline.errors",
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
-        "pipeline.orientation pipeline.parallel pipeline.retry pipeline.sniff pipeline.tar_header pipeline.urls",
+        "pipeline.orientation pipeline.parallel pipeline.retry pipeline.sniff pipeline.tar_header "
+        "pipeline.urls",
         "pipeline.config pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
         "pipeline.store_errors pipeline.tar",
         "pipeline.config_file pipeline.image_header pipeline.metadata pipeline.stores",

@@ -1,0 +1,153 @@
+"""What may be removed from an output folder: leftovers of killed runs, and shards to do again."""
+
+import os
+import re
+import time
+from array import array
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from pipeline.errors import StorageError
+from pipeline.manifest import EMBEDDINGS, FAILED, REJECTS, embeddings_url, failed_url, output_name
+from pipeline.parallel import in_threads
+from pipeline.storage import Storage, is_temporary
+from pipeline.urls import locate
+from pipeline.writer import read_footer
+
+# A temporary file that was touched since may belong to a run that works now.
+SETTLED_S = 600.0
+_THREADS = 16  # each waits for a footer
+_REJECTS_NAME = re.compile(r"/(?P<name>[^/]+)\.(?P<attempt>[0-9a-f]{32})\.parquet$")
+_PROBE_NAME = re.compile(r"/_probe-[0-9a-f]{32}$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    url: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rejects:
+    """A rejects object by what its name says."""
+
+    url: str
+    name: str
+    attempt: str
+
+
+def leftovers(storage: Storage, output: str) -> Iterator[Removal]:
+    """What killed runs left behind; nothing that a reader or a running attempt needs.
+
+    Half-written local files, probes of the store, rejects of attempts that lost, failure records
+    of shards that have their embeddings.
+    """
+    for info in storage.list(output):
+        name = info.url.rpartition("/")[2]
+        if is_temporary(name) and _settled(info.url):
+            yield Removal(url=info.url, why="half-written by a killed run")
+        elif _PROBE_NAME.search(info.url):
+            yield Removal(url=info.url, why="probe of the store")
+    yield from stale_rejects(storage, output)
+    for info in storage.list(f"{output}/{FAILED}"):
+        name = info.url.rpartition("/")[2].removesuffix(".json")
+        if _exists(storage, f"{output}/{EMBEDDINGS}/{name}.parquet"):
+            yield Removal(url=info.url, why="failure of a shard that succeeded later")
+
+
+def stale_rejects(
+    storage: Storage, output: str, *, lost: Collection[str] | None = None
+) -> Iterator[Removal]:
+    """Rejects whose attempt is not the committed one, where a committed one exists.
+
+    With `lost`, attempts that are known to have failed, only these are looked at and the shards
+    with rejects of several attempts: the end of a run need not read the footer of every shard.
+    """
+    found = _rejects(storage, output)
+    if lost is not None:
+        several = _several_attempts(storage, output)
+        found = (r for r in found if r.attempt in lost or _number(r.name) in several)
+    for rejects, footer in in_threads(
+        partial(_with_footer, storage, output), found, threads=_THREADS
+    ):
+        if footer is not None and footer["attempt"] != rejects.attempt:
+            yield Removal(url=rejects.url, why="rejects of an attempt that was not published")
+
+
+def with_reasons(storage: Storage, output: str, reasons: Collection[str]) -> Iterator[str]:
+    """The canonical ids of published shards that rejected something for one of these reasons."""
+    found = _rejects(storage, output)
+    for rejects, footer in in_threads(
+        partial(_with_footer, storage, output), found, threads=_THREADS
+    ):
+        if footer is None or footer["attempt"] != rejects.attempt:
+            continue
+        if not footer["rejected"].keys().isdisjoint(reasons):
+            yield footer["shard"]
+
+
+def freed(storage: Storage, output: str, shards: Collection[str]) -> Iterator[Removal]:
+    """All that the output holds of these shards, in the order in which it must be removed.
+
+    Embeddings first: a shard without them is done again whatever becomes of the rest.
+    """
+    names = {output_name(shard) for shard in shards}
+    for shard in shards:
+        if _exists(storage, url := embeddings_url(output, shard)):
+            yield Removal(url=url, why="embeddings, to be done again")
+    for rejects in _rejects(storage, output):
+        if rejects.name in names:
+            yield Removal(url=rejects.url, why="rejects, to be done again")
+    for shard in shards:
+        if _exists(storage, url := failed_url(output, shard)):
+            yield Removal(url=url, why="failure, to be tried again")
+
+
+def _rejects(storage: Storage, output: str) -> Iterator[_Rejects]:
+    for info in storage.list(f"{output}/{REJECTS}"):
+        if found := _REJECTS_NAME.search(info.url):
+            yield _Rejects(url=info.url, name=found["name"], attempt=found["attempt"])
+
+
+def _several_attempts(storage: Storage, output: str) -> set[int]:
+    """The shards with more than one rejects object; 8 bytes of memory for each object."""
+    numbers = array("Q", (_number(rejects.name) for rejects in _rejects(storage, output)))
+    values, counts = np.unique(np.frombuffer(numbers, dtype=np.uint64), return_counts=True)
+    return {int(value) for value in values[counts > 1]}
+
+
+def _number(name: str) -> int:
+    """The 16 hex digits that end an output name."""
+    digits = name[-16:]
+    return int(digits, 16) if re.fullmatch("[0-9a-f]{16}", digits) else 0
+
+
+def _with_footer(
+    storage: Storage, output: str, rejects: _Rejects
+) -> tuple[_Rejects, dict[str, object] | None]:
+    try:
+        return rejects, read_footer(storage, f"{output}/{EMBEDDINGS}/{rejects.name}.parquet")
+    except StorageError as error:
+        if error.kind != "not_found":
+            raise
+        return rejects, None
+
+
+def _exists(storage: Storage, url: str) -> bool:
+    try:
+        storage.info(url)
+    except StorageError as error:
+        if error.kind != "not_found":
+            raise
+        return False
+    return True
+
+
+def _settled(url: str) -> bool:
+    try:
+        return time.time() - os.stat(locate(url).key).st_mtime > SETTLED_S
+    except FileNotFoundError:
+        return False

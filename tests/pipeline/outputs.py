@@ -1,0 +1,143 @@
+"""Output folders made by the real writer from vectors at hand, without images and encoder."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from encoder.batch import PackedBatch
+from pipeline.config import RunConfig
+from pipeline.manifest import ModelFacts, embeddings_url, make_fingerprint, open_run
+from pipeline.records import (
+    EmbeddingBlock,
+    End,
+    Pack,
+    Rejection,
+    RejectReason,
+    RowInfo,
+    SampleId,
+    ShardReport,
+)
+from pipeline.storage import Storage
+from pipeline.writer import Lease, ShardWriter, embeddings_schema
+
+WIDTH = 8
+MODEL = ModelFacts(checkpoint="seeded", revision=None, digest="d" * 64, patch_size=16, width=WIDTH)
+
+
+class Output:
+    """One output folder and what a test puts there. Shards are s3://in/<name>.tar."""
+
+    def __init__(self, path: str, *, inputs: Sequence[str] = (), **sections) -> None:
+        shards = [shard_id(name) for name in inputs] or ["s3://in/unknown.tar"]
+        raw = {"input": {"shards": shards}, "output": {"path": path, "dtype": "float32"}}
+        self.config = RunConfig.model_validate(raw | {"model": {"checkpoint": "seeded"}} | sections)
+        self.path = path
+        self.storage = Storage(self.config.storage)
+        self.fingerprint = make_fingerprint(self.config, MODEL, "torch")
+        open_run(self.storage, path, self.config, MODEL, self.fingerprint)
+
+    def urls(self) -> set[str]:
+        """Everything that is there, relative to the folder."""
+        found = self.storage.list(self.path)
+        return {info.url.removeprefix(f"{self.path}/") for info in found} - {"_run.json"}
+
+    def read(self, name: str) -> pq.ParquetFile:
+        data = self.storage.read(embeddings_url(self.path, shard_id(name)))
+        return pq.ParquetFile(io.BytesIO(data))
+
+    def publish(self, name, keys=("k0", "k1", "k2"), *, rejects=None, **options) -> str:
+        """The attempt. `rejects` are reasons by key; they come after the rows in the tar."""
+        with self.writer(name) as writer:
+            end = self.fill(writer, name, keys, rejects or {}, **options)
+            writer.publish(end)
+            return writer._lease.attempt
+
+    def leave_rejects(self, name, rejects) -> str:
+        """The attempt of a writer that was killed between its rejects and its embeddings."""
+        created = []
+
+        class Killed(Exception):
+            pass
+
+        def create(url, source):
+            if "/embeddings/" in url:
+                raise Killed
+            created.append(url)
+            return Storage.create(self.storage, url, source)
+
+        with self.writer(name) as writer:
+            end = self.fill(writer, name, ("k0",), rejects)
+            self.storage.create = create
+            try:
+                writer.publish(end)
+            except Killed:
+                return writer._lease.attempt
+            finally:
+                del self.storage.create
+        raise AssertionError("it was published")
+
+    def writer(self, name: str) -> ShardWriter:
+        footer = {"fingerprint": self.fingerprint.sha, "digest": MODEL.digest, "kernel": "torch"}
+        return ShardWriter(
+            lease=Lease(url=shard_id(name)),
+            storage=self.storage,
+            output=self.path,
+            schema=embeddings_schema(self.config, WIDTH),
+            footer=footer | {"checkpoint": MODEL.checkpoint, "revision": None, "versions": {}},
+        )
+
+    def fill(self, writer, name, keys, rejects, *, vectors=None, complete=True) -> End:
+        ids = tuple(SampleId(shard=shard_id(name), key=key) for key in keys)
+        if vectors is None:
+            vectors = unit_vectors(len(ids), seed=name)
+        if ids:
+            rows = tuple(RowInfo(index=i, truncated=False, metadata={}) for i in range(len(ids)))
+            writer.add(
+                Pack(batch=make_batch(ids), rows=rows), EmbeddingBlock(ids=ids, vectors=vectors)
+            )
+        items = [
+            Rejection(
+                id=SampleId(shard=shard_id(name), key=key),
+                index=len(ids) + number,
+                reason=RejectReason(reason),
+                detail="on purpose",
+                member=f"{key}.jpg",
+            )
+            for number, (key, reason) in enumerate(rejects.items())
+        ]
+        writer.reject(items)
+        report = ShardReport(
+            shard=shard_id(name),
+            read=len(ids) + len(items),
+            embedded=len(ids),
+            rejected={},
+            skipped={},
+            warnings={},
+            bytes_read=1000,
+            seconds={},
+        )
+        return End(report=report, size=1000, etag='"1"', complete=complete)
+
+
+def shard_id(name: str) -> str:
+    return f"s3://in/{name}.tar"
+
+
+def unit_vectors(count: int, *, seed: str = "") -> np.ndarray:
+    rng = np.random.default_rng(list(seed.encode()))
+    vectors = rng.standard_normal((count, WIDTH)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def make_batch(ids: tuple[SampleId, ...]) -> PackedBatch:
+    """A pack of one-patch images."""
+    shapes = np.ones((len(ids), 2), dtype=np.int64)
+    return PackedBatch(
+        pixel_values=np.zeros((len(ids), 768), dtype=np.uint8),
+        spatial_shapes=shapes,
+        cu_seqlens=np.arange(len(ids) + 1, dtype=np.int32),
+        source_sizes=shapes * 16,
+        ids=ids,
+    )
