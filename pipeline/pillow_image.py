@@ -16,8 +16,10 @@ from pipeline.records import RejectReason
 
 logging.getLogger("PIL").setLevel(logging.CRITICAL)  # it reports each odd TIFF tag
 
-_CUT = re.compile(r"truncat|not enough|unexpected end|premature|end of file|buffer overrun", re.I)
-_ADDRESS = re.compile(r"<[^<>]* object at 0x[0-9a-f]+>|'?/[^\s']+'?")
+_CUT = re.compile(r"truncat|not enough|unexpected end|premature|end of file", re.I)
+_NOISE = re.compile(
+    r"<[^<>]* object at 0x[0-9a-f]+>|(?<![^\s'\"])/[^\s'\"]+|^\w+ opening failed\. "
+)
 
 
 def open_image(data: bytes, image_format: str, max_pixels: int) -> Image.Image:
@@ -37,7 +39,7 @@ def load_pixels(
 
 def describe(error: object) -> str:
     """A decoder's message on one line, without paths and addresses."""
-    text = _ADDRESS.sub("it", " ".join(str(error).split()))
+    text = _NOISE.sub("", " ".join(str(error).split())).strip()
     return text[:200] or type(error).__name__
 
 
