@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def _number(name: str) -> int:
 
 def _with_footer(
     storage: Storage, output: str, rejects: _Rejects
-) -> tuple[_Rejects, dict[str, object] | None]:
+) -> tuple[_Rejects, dict[str, Any] | None]:
     try:
         return rejects, read_footer(storage, f"{output}/{EMBEDDINGS}/{rejects.name}.parquet")
     except StorageError as error:

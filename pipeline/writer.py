@@ -1,13 +1,12 @@
 """Rows of one shard into Parquet, spooled to local disk, published in one create-only act."""
 
 import json
-import shutil
 import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -15,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config import RunConfig
-from pipeline.errors import InvariantError
+from pipeline.config import MAX_SHARD_OUTPUT_BYTES, RunConfig
+from pipeline.errors import InvariantError, ShardError
+from pipeline.localfs import os_errors
 from pipeline.manifest import embeddings_url, rejects_url
 from pipeline.records import (
     EmbeddingBlock,
@@ -27,11 +27,15 @@ from pipeline.records import (
     SampleId,
     ShardReport,
 )
+from pipeline.spool import spool_folder
 from pipeline.storage import Storage, canonical_url
+from pipeline.urls import locate
 
 FOOTER_KEY = b"embedmill"
 _TAIL_BYTES = 64 << 10
-_ROW_GROUP = 8192  # rows in memory at most before they go to disk: 12 MB of float16 at width 768
+# What is in memory at most before it goes to disk: 25 MB of vectors at width 768.
+_ROW_GROUP = 8192
+_ROW_GROUP_BYTES = 64 << 20
 _ARROW_TYPES: Mapping[str, pa.DataType] = {
     "string": pa.string(),
     "int64": pa.int64(),
@@ -108,13 +112,17 @@ class ShardWriter:
         self._pending: dict[int, dict[str, Any] | None] = {}  # by sample index; None: rejected
         self._next_index = 0
         self._ready: list[dict[str, Any]] = []
+        self._ready_bytes = 0  # of vectors
         self._rows = 0
+        self._rejects: list[Rejection] = []
         self._rejected: Counter[str] = Counter()
-        self._folder = Path(tempfile.mkdtemp(prefix="embedmill-"))
-        self._rows_file = self._folder / "rows.parquet"
-        self._rejects_file = self._folder / "rejects.parquet"
-        self._rows_writer = pq.ParquetWriter(self._rows_file, schema, compression="zstd")
         self._rejects_writer: pq.ParquetWriter | None = None
+        with _spooling(), ExitStack() as stack:
+            folder = stack.enter_context(spool_folder())
+            self._rows_file = folder / "rows.parquet"
+            self._rejects_file = folder / "rejects.parquet"
+            self._rows_writer = pq.ParquetWriter(self._rows_file, schema, compression="zstd")
+            self._closing = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -125,15 +133,16 @@ class ShardWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._rows_writer.close()
-        if self._rejects_writer is not None:
-            self._rejects_writer.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._closing, suppress(OSError):  # a full disk was told of before; all goes now
+            self._rows_writer.close()
+            if self._rejects_writer is not None:
+                self._rejects_writer.close()
 
     def add(self, pack: Pack, block: EmbeddingBlock) -> None:
         """None; takes the vectors of a pack. Images with non-finite vectors become rejections.
 
-        Raises InvariantError where the block is not that of the pack, or a sample came before.
+        Raises InvariantError where the block is not that of the pack, or a sample came before,
+        ShardError where the output grows too large, StorageError where the local disk is full.
         """
         if block.ids != pack.batch.ids or len(block.vectors) != pack.batch.num_images:
             raise InvariantError(f"{self._lease.shard}: vectors do not belong to the pack")
@@ -164,13 +173,12 @@ class ShardWriter:
 
     def reject(self, items: Sequence[Rejection]) -> None:
         """None; takes rejections. Raises InvariantError where a sample came before."""
-        if self._rejects_writer is None and items:
-            self._rejects_writer = pq.ParquetWriter(self._rejects_file, REJECTS_SCHEMA)
         for item in items:
             self._account(item.index, None)
             self._rejected[item.reason.value] += 1
-        if self._rejects_writer is not None and items:
-            self._rejects_writer.write_table(_rejects_table(items))
+            self._rejects.append(item)
+        if len(self._rejects) >= _ROW_GROUP:
+            self._flush_rejects()
         self._drain()
 
     def publish(self, end: End) -> tuple[Outcome, ShardReport]:
@@ -180,6 +188,7 @@ class ShardWriter:
         """
         report = self._final_report(end)
         self._flush()
+        self._flush_rejects()
         footer = {
             **self._footer,
             "attempt": self._lease.attempt,
@@ -194,14 +203,17 @@ class ShardWriter:
             "warnings": dict(report.warnings),
             "seconds": dict(report.seconds),
         }
-        self._rows_writer.add_key_value_metadata({FOOTER_KEY: json.dumps(footer).encode()})
-        self._rows_writer.close()
+        with _spooling():
+            self._rows_writer.add_key_value_metadata({FOOTER_KEY: json.dumps(footer).encode()})
+            self._rows_writer.close()
+            if self._rejects_writer is not None:
+                self._rejects_writer.close()
+        self._check_size()
         return self._commit(), report
 
     def _commit(self) -> Outcome:
         rejects = rejects_url(self._output, self._lease.shard, self._lease.attempt)
         if self._rejects_writer is not None:
-            self._rejects_writer.close()
             self._storage.create(rejects, self._rejects_file)
         target = embeddings_url(self._output, self._lease.shard)
         if self._storage.create(target, self._rows_file):
@@ -223,14 +235,36 @@ class ShardWriter:
             self._next_index += 1
             if row is not None:
                 self._ready.append(row)
-        if len(self._ready) >= _ROW_GROUP:
+                self._ready_bytes += row["embedding"].nbytes
+        if len(self._ready) >= _ROW_GROUP or self._ready_bytes >= _ROW_GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if self._ready:
-            self._rows_writer.write_table(_rows_table(self._ready, self._schema))
+            with _spooling():
+                self._rows_writer.write_table(_rows_table(self._ready, self._schema))
             self._rows += len(self._ready)
-            self._ready = []
+            self._ready, self._ready_bytes = [], 0
+            self._check_size()
+
+    def _flush_rejects(self) -> None:
+        if self._rejects:
+            with _spooling():
+                if self._rejects_writer is None:
+                    self._rejects_writer = pq.ParquetWriter(self._rejects_file, REJECTS_SCHEMA)
+                self._rejects_writer.write_table(_rejects_table(self._rejects))
+            self._rejects = []
+
+    def _check_size(self) -> None:
+        """Refuses as soon as it is known: how many images a tar holds is known at its end only."""
+        size = self._rows_file.stat().st_size
+        if size > MAX_SHARD_OUTPUT_BYTES:
+            raise ShardError(
+                f"the output of one shard must stay below {MAX_SHARD_OUTPUT_BYTES:,} bytes, the "
+                f"most that object stores create in one act; {self._rows:,} rows take {size:,} "
+                f"already. Use smaller shards",
+                self._lease.shard,
+            )
 
     def _final_report(self, end: End) -> ShardReport:
         report = replace(
@@ -262,6 +296,10 @@ def read_footer(storage: Storage, url: str) -> dict[str, Any]:
     metadata = pq.read_metadata(pa.BufferReader(tail)).metadata or {}
     footer: dict[str, Any] = json.loads(metadata[FOOTER_KEY])
     return footer
+
+
+def _spooling() -> AbstractContextManager[None]:
+    return os_errors(locate(tempfile.gettempdir()), "spool rows to")
 
 
 def _rows_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:

@@ -58,12 +58,12 @@ class Output:
         """The attempt of a writer that was killed between its rejects and its embeddings."""
         created = []
 
-        class Killed(Exception):
+        class KilledError(Exception):
             pass
 
         def create(url, source):
             if "/embeddings/" in url:
-                raise Killed
+                raise KilledError
             created.append(url)
             return Storage.create(self.storage, url, source)
 
@@ -72,7 +72,7 @@ class Output:
             self.storage.create = create
             try:
                 writer.publish(end)
-            except Killed:
+            except KilledError:
                 return writer._lease.attempt
             finally:
                 del self.storage.create
@@ -89,18 +89,13 @@ class Output:
         )
 
     def fill(self, writer, name, keys, rejects, *, vectors=None, complete=True) -> End:
-        ids = tuple(SampleId(shard=shard_id(name), key=key) for key in keys)
-        if vectors is None:
-            vectors = unit_vectors(len(ids), seed=name)
-        if ids:
-            rows = tuple(RowInfo(index=i, truncated=False, metadata={}) for i in range(len(ids)))
-            writer.add(
-                Pack(batch=make_batch(ids), rows=rows), EmbeddingBlock(ids=ids, vectors=vectors)
-            )
+        """The End of a shard whose samples the writer now has."""
+        if keys:
+            writer.add(*self.pack(name, 0, *keys, vectors=vectors))
         items = [
             Rejection(
                 id=SampleId(shard=shard_id(name), key=key),
-                index=len(ids) + number,
+                index=len(keys) + number,
                 reason=RejectReason(reason),
                 detail="on purpose",
                 member=f"{key}.jpg",
@@ -108,10 +103,23 @@ class Output:
             for number, (key, reason) in enumerate(rejects.items())
         ]
         writer.reject(items)
+        return self.end(name, read=len(keys) + len(items), embedded=len(keys), complete=complete)
+
+    def pack(self, name, first_index, *keys, vectors=None) -> tuple[Pack, EmbeddingBlock]:
+        ids = tuple(SampleId(shard=shard_id(name), key=key) for key in keys)
+        if vectors is None:
+            vectors = unit_vectors(len(ids), seed=f"{name}{first_index}")
+        rows = tuple(
+            RowInfo(index=first_index + number, truncated=False, metadata={})
+            for number in range(len(ids))
+        )
+        return Pack(batch=make_batch(ids), rows=rows), EmbeddingBlock(ids=ids, vectors=vectors)
+
+    def end(self, name, *, read, embedded, complete=True) -> End:
         report = ShardReport(
             shard=shard_id(name),
-            read=len(ids) + len(items),
-            embedded=len(ids),
+            read=read,
+            embedded=embedded,
             rejected={},
             skipped={},
             warnings={},
