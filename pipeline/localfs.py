@@ -54,10 +54,6 @@ class LocalFiles:
         with os_errors(place, "list"):
             yield from _walk(place.key, frozenset())
 
-    def read(self, place: Location) -> bytes:
-        with os_errors(place, "read"):
-            return Path(place.key).read_bytes()
-
     def read_range(self, place: Location, pinned: ObjectInfo, start: int, end: int) -> memoryview:
         """Bytes [start, end) of the version that was pinned.
 

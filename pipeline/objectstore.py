@@ -49,13 +49,6 @@ class ObjectStore:
                 url = object_url(place.scheme, place.bucket, meta["path"])
                 yield ObjectInfo(url=url, size=meta["size"], etag=_version(meta))
 
-    def read(self, place: Location) -> bytes:
-        with store_errors(place, "read"):
-            result = self._store.get(place.key)
-            content = bytes(result.bytes())
-        _check_length(place, len(content), result.meta["size"])
-        return content
-
     def read_range(self, place: Location, pinned: ObjectInfo, start: int, end: int) -> memoryview:
         """Bytes [start, end) of the version that was pinned.
 
@@ -186,9 +179,11 @@ def _info(place: Location, meta: "ObjectMeta") -> ObjectInfo:
 
 def _version(meta: "ObjectMeta") -> str | None:
     """The ETag; the time of the last change for web servers without ETags; None without both."""
-    if meta["e_tag"] or meta["last_modified"] < _NO_DATE:
-        return meta["e_tag"] or None
-    return f"modified {meta['last_modified'].isoformat()}"
+    etag = meta["e_tag"]
+    if etag:
+        return etag if etag.endswith('"') else f'"{etag}"'  # Azure's listing leaves the quotes out
+    changed_at = meta["last_modified"]
+    return f"modified {changed_at.isoformat()}" if changed_at > _NO_DATE else None
 
 
 def _check_length(place: Location, found: int, wanted: int) -> None:

@@ -53,9 +53,8 @@ class Storage:
 
     def read(self, url: str) -> bytes:
         """The whole of a small object."""
-        place = locate(url)
-        backend = self._backend(place)
-        return self._try(lambda: backend.read(place))
+        with self.open(url) as stream:
+            return stream.read()
 
     def tail(self, url: str, size: int) -> bytes:
         """The last `size` bytes of an object, all of a shorter one; a Parquet footer, say."""

@@ -101,7 +101,7 @@ def _kind(error: Exception, text: str) -> StorageKind:
         return "denied"
     if status in _PASSING_STATUS or status >= 500 or code in _PASSING_CODE:
         return "transient"
-    if any(phrase in text for phrase in _NO_ANSWER):
+    if any(phrase in text for phrase in (*_NO_ANSWER, "invalid list response")):
         return "transient"
     return "other"
 
@@ -125,4 +125,4 @@ def _message(text: str) -> str:
         message = "there is no such object"
     else:
         message = text.split("\n", 1)[0]
-    return without_secrets(message)[:300]
+    return without_secrets(" ".join(message.split()))[:300]

@@ -16,8 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 # cut: closed before the server hears of it. lose_answer: the server did it, the client never hears.
-# truncate: half the body, then closed. stall (only by plan): no answer until the client gives up.
-FAULTS = ("cut", "500", "503", "429", "truncate", "lose_answer")
+# truncate: half the body, then closed. short: half the body, and a length that says so.
+# Only by script: stall, no answer until the client gives up; any status as a number.
+FAULTS = ("cut", "500", "503", "429", "truncate", "short", "lose_answer")
 _CODES = {403: "AccessDenied", 404: "NoSuchKey", 409: "ConditionalRequestConflict"}
 _CODES |= {429: "SlowDown", 500: "InternalError", 503: "SlowDown"}
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding"}
@@ -173,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "lose_answer":
             answer.read()
             return self._hang_up()
-        self._send_back(answer, truncate=fault == "truncate")
+        self._send_back(answer, fault)
 
     def _body(self) -> Iterator[bytes]:
         left = int(self.headers.get("content-length") or 0)
@@ -197,19 +198,22 @@ class _Handler(BaseHTTPRequestHandler):
             self.upstream.send(data)
         return self.upstream.getresponse()
 
-    def _send_back(self, answer: http.client.HTTPResponse, *, truncate: bool) -> None:
+    def _send_back(self, answer: http.client.HTTPResponse, fault: str | None) -> None:
         body = answer.read()
-        if truncate and not body:
+        if fault and not body:
             return self._hang_up()
+        part = body[: len(body) // 2] if fault else body
         self.send_response_only(answer.status, answer.reason)
         for name, value in answer.getheaders():
-            if name.lower() not in _HOP_BY_HOP:
+            if name.lower() not in _HOP_BY_HOP | {"content-length"}:
                 self.send_header(name, value)
-        if answer.chunked:
-            self.send_header("content-length", str(len(body)))
+        length = len(part if fault == "short" else body)
+        if self.command == "HEAD":
+            length = answer.getheader("content-length", "0")
+        self.send_header("content-length", str(length))
         self.end_headers()
-        self.wfile.write(body[: len(body) // 2] if truncate else body)
-        if truncate:
+        self.wfile.write(part)
+        if fault == "truncate":
             self._hang_up()
 
     def _refuse(self, status: int) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -76,7 +77,11 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=1024", "-volume.max=100"]
     log = folder / "weed.log"
     with open(log, "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
+        # One volume at a time; the default of seven takes seconds for each new bucket.
+        environment = {**os.environ, "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, cwd=folder, env=environment
+        )
     try:
         server = S3Server(f"http://127.0.0.1:{port}", log)
         _wait_until_ready(server, process)

@@ -12,6 +12,7 @@ import pytest
 from pipeline.config import StorageConfig
 from pipeline.errors import ConfigError, StorageError
 from pipeline.storage import Storage
+from tests.integration.proxy import faulty_proxy
 from tests.integration.s3_server import ACCESS_KEY, SECRET_KEY
 
 SECRET = "hunter2"
@@ -138,6 +139,16 @@ def test_clouds_are_looked_for_where_they_are(scheme, options, address):
         with pytest.raises(StorageError) as caught:
             caller.result()
     assert caught.value.transient
+
+
+def test_a_create_on_google_is_conditional_and_stays_so_when_tried_again():
+    with faulty_proxy("http://127.0.0.1:9") as proxy:  # which answers both requests itself
+        key = {"gcs_base_url": proxy.endpoint, "disable_oauth": True, "client_email": ""}
+        key |= {"private_key": "", "private_key_id": ""}
+        options = {"service_account_key": json.dumps(key), "allow_http": True}
+        proxy.plan.script = [("PUT", "503"), ("PUT", "412")]
+        assert Storage(StorageConfig(gs=options)).create("gs://bucket/x", b"1") is False
+        assert [one.headers["x-goog-if-generation-match"] for one in proxy.seen] == ["0", "0"]
 
 
 def test_secrets_are_not_shown_but_travel():
