@@ -126,7 +126,7 @@ def source_cause(facts: PackFacts, index: int) -> str:
     (height, width), (h, w), targets = facts.sizes[index], facts.grids[index], facts.targets()
     exchange = _exchange(facts, targets, facts.grids, index) if targets else ""
     if targets and facts.max_num_patches is not None:
-        swapped = h != w and targets[index] == (w, h)
+        swapped = targets[index] == (w, h)
     else:
         agreed = facts.lengths is None or facts.lengths[index] == h * w
         swapped = agreed and is_turned((height, width), (h, w))
@@ -134,7 +134,7 @@ def source_cause(facts: PackFacts, index: int) -> str:
         return exchange
     causes = [": rows and columns are swapped", exchange.removeprefix(": ")]
     oblong = [pair for pair in zip(facts.sizes, facts.grids, strict=True) if len(set(pair[0])) == 2]
-    if len(oblong) > 1 and all(is_turned(size, grid) for size, grid in oblong):
+    if all(is_turned(size, grid) for size, grid in oblong):
         causes.append("source_sizes holds (width, height)")
     return ", or ".join(filter(None, causes))
 

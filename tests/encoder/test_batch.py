@@ -189,7 +189,15 @@ def test_products_that_overflow_int64_are_found():
     h, w = 23, (63 + 2**64) // 23
     assert (np.array([h]) * np.array([w])).tolist() == [63]
     made["spatial_shapes"][0] = (h, w)
-    assert f"Image 0 ('key-0') has (23, {w})" in fault_of(**made)
+    with pytest.raises(PackMismatchError, match=rf"Image 0 \('key-0'\) has \(23, {w}\)"):
+        PackedBatch(**made)
+
+
+def test_two_negative_sides_are_found():
+    made = fields()
+    made["spatial_shapes"][1] *= -1
+    with pytest.raises(PackMismatchError, match=r"Image 1 \('key-1'\) has \(-9, -7\)"):
+        PackedBatch(**made)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +233,7 @@ def test_a_pickled_pack_checks_again_when_asked():
     pack = PackedBatch(**fields())
     pack.spatial_shapes[3] = (17, 2)
     received = pickle.loads(pickle.dumps(pack))
-    with pytest.raises(PackMismatchError, match=r"Image 3 \('key-3'\) has 51 rows"):
+    with pytest.raises(PackMismatchError, match=r"\('key-3'\) has 51 .* \(17, 2\), which is 34\.$"):
         received.check()
 
 
@@ -562,6 +570,13 @@ def test_padding_that_was_packed(facts):
     message = refuse(num_tokens=320, **facts)
     assert re.match(SENTENCE.format(320, 304), message)
     assert "as if padding was packed too; take the rows where pixel_attention_mask is 1" in message
+
+
+def test_rows_too_many_are_not_blamed_on_a_patch_size():
+    """The grid of a source is the same for any patch size: that of 14 px explains nothing."""
+    facts = {"lengths": [64, *LENGTHS[1:]], "source_sizes": SIZES}
+    message = refuse(num_tokens=305, **facts)
+    assert message.endswith("Image 0 has 64 rows of pixel_values and the grid (7, 9), which is 63.")
 
 
 def test_one_wrong_grid_among_equal_ones_is_not_called_padding():

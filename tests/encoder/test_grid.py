@@ -37,6 +37,9 @@ def reference_grid(height, width, patch_size, max_num_patches):
 
 @example(height=1, width=1, patch_size=16, budget=1)
 @example(height=70_000, width=1, patch_size=14, budget=4096)
+# Two where the width at which the search stops decides, one step later or earlier
+@example(height=5712, width=39_387, patch_size=32, budget=2570)
+@example(height=13_523, width=55_002, patch_size=32, budget=972)
 @example(height=3, width=3, patch_size=16, budget=256)
 @given(height=sides, width=sides, patch_size=patch_sizes, budget=budgets)
 def test_equals_transformers(height, width, patch_size, budget):
