@@ -7,18 +7,20 @@ spend seconds and memory on that import.
 import hashlib
 import json
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from encoder.config import CheckpointError, EncoderConfig, read_config
+from encoder.geometry import Geometry
+from encoder.processor import Processor, choose_geometry, read_processor
 from encoder.source import CONFIG_FILE, CheckpointFiles, find_checkpoint
+from encoder.tensors import TowerParts, find_prefix, some, tensor_shapes, tower_parts
 
-__all__ = ["Checkpoint", "StoredTensor", "describe_checkpoint", "tensor_shapes"]
+__all__ = ["Checkpoint", "StoredTensor", "describe_checkpoint"]
 
-_PREFIX = "vision_model."  # full Siglip2Model checkpoints, and vision-only ones of transformers 4
 _OTHER_TOWER = ("text_model.", "logit_scale", "logit_bias")
 _DTYPES = ("F32", "BF16", "F16")
 
@@ -42,68 +44,51 @@ class Checkpoint:
     folder: Path
     revision: str | None  # commit of the Hugging Face repository, None for a folder
     config: EncoderConfig
-    tensors: Mapping[str, StoredTensor]  # keyed as transformers' Siglip2VisionModel does
+    processor: Processor
+    parts: TowerParts
+    tensors: Mapping[str, StoredTensor]  # keyed as transformers' vision models do
     digest: str  # see describe_checkpoint
 
+    def geometry(self, *, max_num_patches: int | None = None) -> Geometry:
+        """How images become patches for this tower.
 
-def describe_checkpoint(checkpoint: str | Path, *, revision: str | None = None) -> Checkpoint:
+        `max_num_patches` is for NaFlex: left out, it is what the checkpoint's processor file says.
+        Raises CheckpointError where it contradicts a fixed-resolution checkpoint, and where the
+        rule of the processor file is one that is not done here.
+        """
+        return choose_geometry(self.processor, self.config, max_num_patches)
+
+
+def describe_checkpoint(
+    checkpoint: str | Path, *, revision: str | None = None, prefix: str | None = None
+) -> Checkpoint:
     """The checkpoint's sizes, tensors and digest, after strict checks.
 
-    `digest` is the SHA-256, in hex, of all that decides the vectors: the vision tower's tensors in
-    order of name (name, dtype, shape, bytes) and the settings that shapes do not show. It does not
-    depend on how the tensors are spread over files, on a name prefix or on a text tower beside
-    them. Reads the tower once: 372 MB for base, 1.7 GB for so400m at float32.
+    `prefix` is what comes before the tower's tensor names inside a larger model; it is found where
+    there is one tower. `digest` is the SHA-256, in hex, of all that decides the vectors: the
+    tower's tensors in order of name (name, dtype, shape, bytes) and the settings that shapes do not
+    show. It does not depend on how the tensors are spread over files, on the prefix or on what
+    lies beside them. Reads the tower once: 372 MB for base, 1.7 GB for so400m at float32.
 
     Raises CheckpointError; see encoder.source.find_checkpoint for what `checkpoint` can be.
     """
     files = find_checkpoint(checkpoint, revision=revision)
     config = read_config(files.folder / CONFIG_FILE)
-    tensors = _vision_tensors(_stored_tensors(files), where=str(files.folder))
-    _check_tensors(tensors, config, where=str(files.folder))
+    processor = read_processor(files.folder, config)
+    where = str(files.folder)
+    stored = _stored_tensors(files)
+    tensors = _vision_tensors(stored, find_prefix(stored, prefix, where=where), config, where=where)
+    parts = tower_parts(tensors, config)
+    _check_tensors(tensors, config, parts, where=where)
     return Checkpoint(
         folder=files.folder,
         revision=files.revision,
         config=config,
+        processor=processor,
+        parts=parts,
         tensors=tensors,
-        digest=_digest(tensors, config),
+        digest=_digest(tensors, config, processor),
     )
-
-
-def tensor_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor name of transformers' Siglip2VisionModel with its shape."""
-    width, inner = config.hidden_size, config.intermediate_size
-    shapes = {
-        **_linear("embeddings.patch_embedding", config.patch_values, width),
-        "embeddings.position_embedding.weight": (config.num_patches, width),
-    }
-    for i in range(config.num_hidden_layers):
-        layer = f"encoder.layers.{i}"
-        shapes |= _norm(f"{layer}.layer_norm1", width) | _norm(f"{layer}.layer_norm2", width)
-        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            shapes |= _linear(f"{layer}.self_attn.{part}", width, width)
-        shapes |= _mlp(f"{layer}.mlp", width, inner)
-    return {
-        **shapes,
-        **_norm("post_layernorm", width),
-        "head.probe": (1, 1, width),
-        "head.attention.in_proj_weight": (3 * width, width),
-        "head.attention.in_proj_bias": (3 * width,),
-        **_linear("head.attention.out_proj", width, width),
-        **_norm("head.layernorm", width),
-        **_mlp("head.mlp", width, inner),
-    }
-
-
-def _linear(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-
-
-def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-def _mlp(name: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:
-    return _linear(f"{name}.fc1", width, inner) | _linear(f"{name}.fc2", inner, width)
 
 
 def _stored_tensors(files: CheckpointFiles) -> dict[str, StoredTensor]:
@@ -115,7 +100,7 @@ def _stored_tensors(files: CheckpointFiles) -> dict[str, StoredTensor]:
             if different := indexed ^ tensors.keys():
                 raise CheckpointError(
                     f"{file} must hold exactly the tensors that the index lists for it, found "
-                    f"{_some(different)} in only one of the two. Download the checkpoint again."
+                    f"{some(different)} in only one of the two. Download the checkpoint again."
                 )
         found |= tensors
     return found
@@ -154,39 +139,32 @@ def _pointer_hint(file: Path) -> str:
     return ""
 
 
-def _vision_tensors(stored: Mapping[str, StoredTensor], *, where: str) -> dict[str, StoredTensor]:
-    if not any(name.startswith(_PREFIX) for name in stored):
-        return dict(stored)
-    rest = [name for name in stored if not name.startswith((_PREFIX, *_OTHER_TOWER))]
-    if rest:
+def _vision_tensors(
+    stored: Mapping[str, StoredTensor], prefix: str, config: EncoderConfig, *, where: str
+) -> dict[str, StoredTensor]:
+    """The tensors at the prefix, keyed without it."""
+    rest = [name for name in stored if not name.startswith((prefix, *_OTHER_TOWER))]
+    if rest and not config.in_larger_model:
         raise CheckpointError(
-            f"Every tensor in {where} must be of the vision tower ({_PREFIX}*) or of its text "
-            f"tower, found also {_some(rest)}."
+            f"Every tensor in {where} must be of the vision tower ({prefix}*) or of its text "
+            f"tower, found also {some(rest)}."
         )
     return {
-        name.removeprefix(_PREFIX): tensor
+        name.removeprefix(prefix): tensor
         for name, tensor in stored.items()
-        if name.startswith(_PREFIX)
+        if name.startswith(prefix)
     }
 
 
 def _check_tensors(
-    tensors: Mapping[str, StoredTensor], config: EncoderConfig, *, where: str
+    tensors: Mapping[str, StoredTensor], config: EncoderConfig, parts: TowerParts, *, where: str
 ) -> None:
-    patch = tensors.get("embeddings.patch_embedding.weight")
-    if patch is not None and len(patch.shape) == 4:
-        raise CheckpointError(
-            f"The patch embedding must be linear, as in NaFlex checkpoints, found a convolution "
-            f"{patch.shape} in {where}: a fixed-resolution SigLIP checkpoint. Those are not "
-            "supported; use its NaFlex sibling, such as google/siglip2-base-patch16-naflex."
-        )
-    shapes = tensor_shapes(config)
+    shapes = tensor_shapes(config, parts)
     missing, foreign = shapes.keys() - tensors.keys(), tensors.keys() - shapes.keys()
     if missing or foreign:
         raise CheckpointError(
-            f"{where} must hold exactly the {len(shapes)} tensors of a SigLIP2 vision tower with "
-            f"{config.num_hidden_layers} layers; missing: {_some(missing)}; "
-            f"not expected: {_some(foreign)}."
+            f"{where} must hold exactly the {len(shapes)} tensors of a SigLIP vision tower with "
+            f"{parts.blocks} layers; missing: {some(missing)}; not expected: {some(foreign)}."
         )
     for name, shape in shapes.items():
         tensor = tensors[name]
@@ -202,10 +180,14 @@ def _check_tensors(
             )
 
 
-def _digest(tensors: Mapping[str, StoredTensor], config: EncoderConfig) -> str:
-    digest = hashlib.sha256(
-        f"heads={config.num_attention_heads} eps={float(config.layer_norm_eps)!r}\n".encode()
+def _digest(
+    tensors: Mapping[str, StoredTensor], config: EncoderConfig, processor: Processor
+) -> str:
+    settings = (
+        f"heads={config.num_attention_heads} eps={float(config.layer_norm_eps)!r} "
+        f"mean={processor.mean} std={processor.std} rescale={processor.rescale!r}\n"
     )
+    digest = hashlib.sha256(settings.encode())
     maps = {file: _map(file) for file in {tensor.file for tensor in tensors.values()}}
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -216,9 +198,3 @@ def _digest(tensors: Mapping[str, StoredTensor], config: EncoderConfig) -> str:
 def _map(file: Path) -> memoryview:
     with file.open("rb") as stream:
         return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def _some(names: Iterable[str], count: int = 4) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - count} more" if len(ordered) > count else ""
-    return ", ".join(ordered[:count]) + more if ordered else "none"

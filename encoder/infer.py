@@ -1,31 +1,70 @@
 """The encoder as a library: load a checkpoint, turn packs into vectors.
 
-    encoder = load_encoder("google/siglip2-base-patch16-naflex")
-    vectors = encoder.encode(batch)  # float32 [N, D], unit length
+    model = load_encoder("google/siglip2-base-patch16-naflex")
+    vectors = model(pack)  # float32 [N, D], unit length
 
-Moves between host and device happen in this file only.
+`model(pack)` waits for the result. `model.submit(packs)` does not: on CUDA the next packs are
+copied up while these are computed, and results come down beside both.
 """
 
+import logging
 import re
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from encoder.attention import Backend, Segments, choose_backend, describe_segments
+from encoder.attention import Backend, choose_backend, describe_segments, probe_backend
 from encoder.batch import PackedBatch, PackMismatchError
+from encoder.budget import forward_budget
 from encoder.checkpoint import describe_checkpoint
+from encoder.chunks import PackImage, chunk_images, fill_rows, list_images, sort_by_length
 from encoder.config import EncoderConfig
 from encoder.model import VisionTower
+from encoder.output import Output, Readout, resolve_output
 from encoder.position import PositionGrids
+from encoder.transfer import Arrival, Transfer
 from encoder.weights import load_tower
 
-__all__ = ["Encoder", "load_encoder"]
+__all__ = ["Encoder", "Pending", "load_encoder"]
+
+log = logging.getLogger("embedmill")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_POOLED = Output()
+_IN_FLIGHT = 2  # submits that may wait for the device; the next one waits for the first of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pending:
+    """Results on their way."""
+
+    batches: Sequence[PackedBatch]
+    readout: Readout
+    chunks: list[tuple[list[PackImage], Arrival]]
+
+    def results(self) -> list[NDArray[Any]]:
+        """For each pack what `Encoder` returns for it alone; waits until they are there."""
+        dtype = np.dtype(self.readout.dtype)
+        tokens = self.readout.vectors == "tokens"
+        outputs = [
+            np.empty((b.num_tokens if tokens else b.num_images, self.readout.width), dtype)
+            for b in self.batches
+        ]
+        for images, arrival in self.chunks:
+            values = arrival.wait()
+            lengths = (image.length if tokens else 1 for image in images)
+            for image, start in zip(images, accumulate(lengths, initial=0), strict=False):
+                target = image.rows if tokens else slice(image.place, image.place + 1)
+                count = target.stop - target.start
+                outputs[image.pack][target] = values[start : start + count]
+        return outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,53 +77,82 @@ class Encoder:
     device: torch.device
     dtype: torch.dtype
     attention: Backend
+    readout: Readout
+    forward_tokens: int  # tokens in one forward pass at most
     _tower: VisionTower = field(repr=False)
     _positions: PositionGrids = field(repr=False)
+    _transfer: Transfer = field(repr=False)
+    _in_flight: deque[Arrival] = field(default_factory=deque, repr=False)
+
+    def __call__(self, batch: PackedBatch) -> NDArray[Any]:
+        """What the output asks for, float32 or float16, in the order of the pack.
+
+        [N, D] for vectors, pooled or means; [T, D] for tokens, row for row those of the pack; D is
+        `readout.width`. An image's values do not depend on its neighbours in the pack beyond float
+        rounding. Values that are not finite are confined to the images that have them; see
+        encoder.non_finite. Raises PackMismatchError where the pack is inconsistent or not cut for
+        this checkpoint.
+        """
+        return self.submit([batch]).results()[0]
 
     @torch.inference_mode()
-    def encode(self, batch: PackedBatch, *, normalize: bool = True) -> NDArray[np.float32]:
-        """[N, D] float32 vectors in the order of the pack, of unit length if `normalize`.
+    def submit(self, batches: Sequence[PackedBatch]) -> Pending:
+        """The results of several packs, which share forward passes; see `Pending.results`.
 
-        An image's vector does not depend on its neighbours in the pack beyond float rounding.
-        Raises PackMismatchError where the pack is inconsistent or cut for another patch size.
+        On CUDA this returns as soon as the work is queued, unless two submits before it are not
+        done. To be called from one thread at a time; results may be taken in any other.
+
+        Where device memory runs out, the packs are done again once, in forward passes of half
+        their tokens; raises torch.OutOfMemoryError where that is not enough. Raises
+        PackMismatchError as `__call__` does.
         """
-        if batch.num_images == 0:
-            return np.zeros((0, self.config.hidden_size), dtype=np.float32)
-        tokens, segments, order = self._forward(batch)
-        pooled = self._tower.pool(tokens, segments).float()
-        if normalize:
-            pooled = torch.nn.functional.normalize(pooled, dim=-1)
-        vectors = np.empty(pooled.shape, dtype=np.float32)
-        vectors[order] = pooled.cpu().numpy()
-        return vectors
+        for batch in batches:
+            self._check(batch)
+        images = list_images(batches)
+        if self.attention != "varlen":
+            images = sort_by_length(images)  # long runs
+        while len(self._in_flight) >= _IN_FLIGHT:
+            self._in_flight.popleft().wait()
+        chunks = self._start(images, batches, self.forward_tokens)
+        if chunks is None:
+            halved = sum(image.length for image in images) // 2
+            log.warning(
+                "out of memory on %s with %d tokens in %d images; done again in forward passes of "
+                "at most %d tokens. Lower the token budget if this comes back.",
+                *(self.device, 2 * halved, len(images), halved),
+            )
+            torch.cuda.empty_cache()
+            chunks = self._start(images, batches, halved, again=True)
+        if chunks:
+            self._in_flight.append(chunks[-1][1])
+        return Pending(batches=batches, readout=self.readout, chunks=chunks or [])
 
-    @torch.inference_mode()
-    def encode_tokens(self, batch: PackedBatch) -> NDArray[np.float32]:
-        """[T, D] float32 tokens after the final norm, row for row those of the pack.
+    def _start(
+        self,
+        images: Sequence[PackImage],
+        batches: Sequence[PackedBatch],
+        max_tokens: int,
+        *,
+        again: bool = False,
+    ) -> list[tuple[list[PackImage], Arrival]] | None:
+        """Queued forward passes; None where memory ran out for the first time."""
+        try:
+            return [
+                (chunk, self._forward(chunk, batches)) for chunk in chunk_images(images, max_tokens)
+            ]
+        except torch.OutOfMemoryError:
+            if again or len(images) == 1:
+                raise
+            return None
 
-        Raises PackMismatchError as `encode` does.
-        """
-        if batch.num_images == 0:
-            return np.zeros((0, self.config.hidden_size), dtype=np.float32)
-        tokens, _, order = self._forward(batch)
-        rows = np.empty(tokens.shape, dtype=np.float32)
-        rows[_row_order(batch, order)] = tokens.float().cpu().numpy()
-        return rows
-
-    def _forward(self, batch: PackedBatch) -> tuple[Tensor, Segments, NDArray[np.int64]]:
-        """Tokens, segments, and the images' order in both: by length, so that runs are long."""
-        self._check(batch)
-        lengths = np.diff(batch.cu_seqlens)
-        order = np.argsort(lengths, kind="stable")
-        segments = describe_segments(
-            lengths[order].tolist(), backend=self.attention, device=self.device
-        )
-        shapes = [(int(h), int(w)) for h, w in batch.spatial_shapes[order]]
-        pixel_values = torch.from_numpy(batch.pixel_values[_row_order(batch, order)])
-        tokens = self._tower.tokens(
-            pixel_values.to(self.device), self._positions.of(shapes), segments
-        )
-        return tokens, segments, order
+    def _forward(self, images: list[PackImage], batches: Sequence[PackedBatch]) -> Arrival:
+        lengths = [image.length for image in images]
+        rows = self._transfer.host_buffer(sum(lengths), self.config.patch_values)
+        fill_rows(rows.numpy(), images, batches)
+        segments = describe_segments(lengths, backend=self.attention, device=self.device)
+        positions = self._positions.of([image.grid for image in images])
+        result = self._tower(self._transfer.upload(rows), positions, segments)
+        return self._transfer.download(result)
 
     def _check(self, batch: PackedBatch) -> None:
         batch.check()
@@ -95,39 +163,61 @@ class Encoder:
                 f"Each row of pixel_values must hold {expected} values, a {size} x {size} px RGB "
                 f"patch of this checkpoint, found {width}. Cut patches with patch_size {size}."
             )
+        side = self.config.grid_side
+        if self.config.image_size is not None and (batch.spatial_shapes != side).any():
+            wrong = int(np.argmax((batch.spatial_shapes != side).any(axis=1)))
+            raise PackMismatchError(
+                f"This checkpoint reads {self.config.image_size} x {self.config.image_size} px: "
+                f"every grid must be {(side, side)}, image {wrong} ({batch.ids[wrong]}) has "
+                f"{tuple(batch.spatial_shapes[wrong].tolist())}."
+            )
 
 
 def load_encoder(
     checkpoint: str | Path,
     *,
     revision: str | None = None,
+    prefix: str | None = None,
+    output: Output = _POOLED,
     device: str = "auto",
     dtype: str = "auto",
     attention: str = "auto",
+    forward_tokens: int | None = None,
 ) -> Encoder:
     """An encoder for the checkpoint, on the device, ready to encode.
 
-    `checkpoint` is a folder or a Hugging Face repository id, `revision` its branch, tag or commit.
-    `device` is auto (CUDA where there is one), cpu, cuda or cuda:<index>; `dtype` is auto (bfloat16
-    on CUDA, float32 on CPU), float32 or bfloat16; `attention` is auto or a backend's name. What
-    auto became is in the answer. float16 is not offered: activations can exceed its 65504.
+    `checkpoint` is a folder or a Hugging Face repository id, `revision` its branch, tag or commit,
+    `prefix` what comes before the tower's tensors in a larger model, found where there is one
+    tower. `device` is auto (CUDA where there is one), cpu, cuda or cuda:<index>; `dtype` is auto
+    (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16; `attention` is auto or a backend's
+    name; `forward_tokens` bounds one forward pass, see encoder.budget. What auto became is in the
+    answer. A dtype of float16 is not offered: activations can exceed its 65504.
 
-    Raises CheckpointError for the checkpoint, ValueError for the other arguments.
+    Raises CheckpointError for the checkpoint, and for an output that it does not have; ValueError
+    for the other arguments.
     """
-    chosen_device = _choose_device(device)
-    chosen_dtype = _choose_dtype(dtype, chosen_device)
-    backend = choose_backend(attention)
-    description = describe_checkpoint(checkpoint, revision=revision)
-    tower = load_tower(description, device=chosen_device, dtype=chosen_dtype)
+    on = _choose_device(device)
+    computed = _choose_dtype(dtype, on)
+    described = describe_checkpoint(checkpoint, revision=revision, prefix=prefix)
+    config = described.config
+    readout = resolve_output(output, config, described.parts, where=str(described.folder))
+    backend = choose_backend(attention, device=on, dtype=computed, head_width=config.head_width)
+    probe_backend(
+        backend, num_heads=config.num_attention_heads, head_width=config.head_width, device=on
+    )
+    tower = load_tower(described, readout, device=on, dtype=computed)
     return Encoder(
-        config=description.config,
-        digest=description.digest,
-        revision=description.revision,
-        device=chosen_device,
-        dtype=chosen_dtype,
+        config=config,
+        digest=described.digest,
+        revision=described.revision,
+        device=on,
+        dtype=computed,
         attention=backend,
+        readout=readout,
+        forward_tokens=forward_tokens or forward_budget(config, device=on, dtype=computed),
         _tower=tower,
-        _positions=PositionGrids(tower.positions, chosen_dtype),
+        _positions=PositionGrids(tower.positions, computed),
+        _transfer=Transfer(on),
     )
 
 
@@ -148,9 +238,3 @@ def _choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in _DTYPES:
         raise ValueError(f"dtype must be auto, {' or '.join(_DTYPES)}, found {name!r}.")
     return _DTYPES[name]
-
-
-def _row_order(batch: PackedBatch, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[T] rows of the pack, images taken in this order."""
-    cu_seqlens = batch.cu_seqlens
-    return np.concatenate([np.arange(cu_seqlens[i], cu_seqlens[i + 1]) for i in order])

@@ -1,7 +1,9 @@
-"""The SigLIP2 NaFlex vision tower on packed images, as in transformers' Siglip2VisionModel.
+"""The SigLIP vision tower on packed images, as in transformers' Siglip2VisionModel.
 
 Letters: N images in a pack, T tokens, P values in a patch, D width, H heads, W head width.
 """
+
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from encoder.attention import Segments, attend
 from encoder.config import EncoderConfig
+from encoder.output import Readout
 
 __all__ = ["BYTE_CENTRE", "VisionTower"]
 
@@ -17,34 +20,64 @@ __all__ = ["BYTE_CENTRE", "VisionTower"]
 # The patch weights hold the rest of the normalisation, see encoder.weights.
 BYTE_CENTRE = 128
 
+_DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
 
 class VisionTower(nn.Module):
-    """Patches of a pack -> tokens -> one vector for each image."""
+    """Patches of a pack -> what the readout asks for; has only the parts that this needs."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, readout: Readout) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_eps
+        self.readout = readout
         self.patch = nn.Linear(config.patch_values, width)
         self.positions = nn.Parameter(torch.empty(config.grid_side, config.grid_side, width))
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.LayerNorm(width, eps=eps)
-        self.head = PoolingHead(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(readout.blocks))
+        self.norm = nn.LayerNorm(width, eps=eps) if readout.norm_after is not None else None
+        self.head = PoolingHead(config) if readout.vectors == "pooled" else None
 
-    def tokens(self, pixel_values: Tensor, positions: Tensor, segments: Segments) -> Tensor:
-        """[T, D] last hidden state after the final norm.
+    def forward(self, pixel_values: Tensor, positions: Tensor, segments: Segments) -> Tensor:
+        """[N, width] vectors or [T, width] tokens, in the readout's dtype.
 
         `pixel_values` [T, P] uint8; `positions` [T, D], see encoder.position.
         """
-        x = self.patch(pixel_values.to(self.patch.weight.dtype) - BYTE_CENTRE) + positions
-        for block in self.blocks:
-            x = block(x, segments)
-        tokens: Tensor = self.norm(x)
-        return tokens
+        readout = self.readout
+        states = {
+            number: state
+            for number, state in enumerate(self._states(pixel_values, positions, segments))
+            if number in readout.states
+        }
+        wanted = [states[number] for number in readout.states]
+        tokens = wanted[0] if len(wanted) == 1 else torch.cat(wanted, dim=1)
+        if self.head is not None:
+            vectors = self.head(tokens, segments).float()
+        elif readout.vectors == "mean":
+            vectors = _mean(tokens, segments)
+        else:
+            vectors = tokens
+        if readout.normalize:
+            vectors = F.normalize(vectors, dim=-1)
+        result: Tensor = vectors.to(_DTYPES[readout.dtype])
+        return result
 
-    def pool(self, tokens: Tensor, segments: Segments) -> Tensor:
-        """[N, D] one vector for each image from its tokens [T, D]; not normalised."""
-        pooled: Tensor = self.head(tokens, segments)
-        return pooled
+    def _states(
+        self, pixel_values: Tensor, positions: Tensor, segments: Segments
+    ) -> Iterator[Tensor]:
+        """Yields the hidden states [T, D] before the first block and after each."""
+        x = self.patch(pixel_values.to(self.patch.weight.dtype) - BYTE_CENTRE) + positions
+        yield x
+        for number, block in enumerate(self.blocks, 1):
+            x = block(x, segments)
+            yield self.norm(x) if self.norm is not None and number == self.readout.norm_after else x
+
+
+def _mean(tokens: Tensor, segments: Segments) -> Tensor:
+    """[N, width] float32 means over the tokens of each image."""
+    means = [
+        tokens[run.tokens].float().view(run.num_images, run.length, -1).mean(dim=1)
+        for run in segments.runs
+    ]
+    return torch.cat(means)
 
 
 class Block(nn.Module):

@@ -13,7 +13,7 @@ __all__ = ["PositionGrids", "axis_weights", "resize_positions"]
 _MAX_CACHED_ROWS = 2**16
 
 
-def axis_weights(num_out: int, num_in: int) -> Tensor:
+def axis_weights(num_out: int, num_in: int, device: torch.device | None = None) -> Tensor:
     """[num_out, num_in] float32 weights that resize one axis, antialiased bilinear; rows sum to 1.
 
     A triangle around each output's centre, as wide as the reduction: the same weights as
@@ -21,8 +21,11 @@ def axis_weights(num_out: int, num_in: int) -> Tensor:
     not used: on CPU (torch 2.13, 2.14) it repeats row 0 where the output is one column wide.
     """
     scale = num_in / num_out
-    centre = (torch.arange(num_out, dtype=torch.float32) + 0.5) * scale - 0.5
-    distance = (torch.arange(num_in, dtype=torch.float32) - centre[:, None]).abs()
+    outputs, inputs = (
+        torch.arange(count, dtype=torch.float32, device=device) for count in (num_out, num_in)
+    )
+    centre = (outputs + 0.5) * scale - 0.5
+    distance = (inputs - centre[:, None]).abs()
     weights = (1 - distance / max(scale, 1.0)).clamp(min=0)
     return weights / weights.sum(dim=1, keepdim=True)
 
@@ -30,8 +33,8 @@ def axis_weights(num_out: int, num_in: int) -> Tensor:
 def resize_positions(table: Tensor, h: int, w: int) -> Tensor:
     """[h * w, D] positions of an (h, w) grid, row-major, from a [side, side, D] float32 table."""
     side, _, width = table.shape
-    columns = axis_weights(w, side).to(table.device) @ table  # [side, w, D]
-    rows = axis_weights(h, side).to(table.device) @ columns.view(side, w * width)
+    columns = axis_weights(w, side, table.device) @ table  # [side, w, D]
+    rows = axis_weights(h, side, table.device) @ columns.view(side, w * width)
     return rows.view(h * w, width)
 
 

@@ -1,6 +1,6 @@
 """Where a checkpoint's files are: a local folder, or a Hugging Face repository pinned to a commit.
 
-Only config.json and safetensors files are ever opened; pickle files run code when loaded. No torch.
+Only JSON and safetensors files are ever opened; pickle files run code when loaded. No torch.
 """
 
 import json
@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from encoder.config import CheckpointError
+from encoder.processor import PROCESSOR_FILES
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "CheckpointFiles", "find_checkpoint"]
 
@@ -116,6 +117,7 @@ def _repository_files(repository: str, revision: str | None) -> CheckpointFiles:
     # <cache>/snapshots/<commit>/config.json: the first answer pins the commit of all later ones
     folder = _download(repository, CONFIG_FILE, revision).parent
     commit = folder.name
+    any(_download_if_there(repository, name, commit) for name in PROCESSOR_FILES)  # the first
     if _download_if_there(repository, WEIGHTS_FILE, commit):
         return _local_files(folder, revision=commit)
     if not _download_if_there(repository, INDEX_FILE, commit):

@@ -7,22 +7,24 @@ from safetensors import safe_open
 from torch import Tensor
 
 from encoder.checkpoint import Checkpoint
-from encoder.config import EncoderConfig
 from encoder.model import BYTE_CENTRE, VisionTower
+from encoder.output import Readout
+from encoder.processor import Processor
 
 __all__ = ["load_tower"]
 
-_BYTE_MEAN, _BYTE_SCALE = 127.5, 127.5  # (x / 255 - 0.5) / 0.5 = (x - 127.5) / 127.5
 Read = Callable[[str], Tensor]
 
 
-def load_tower(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> VisionTower:
-    """The checkpoint's vision tower, ready for inference.
+def load_tower(
+    checkpoint: Checkpoint, readout: Readout, *, device: torch.device, dtype: torch.dtype
+) -> VisionTower:
+    """The parts of the checkpoint's vision tower that the readout needs, ready for inference.
 
     Everything is computed in float32 and rounded to `dtype` last; the position table stays float32.
     """
     with torch.device("meta"):
-        tower = VisionTower(checkpoint.config)
+        tower = VisionTower(checkpoint.config, readout)
     files = {tensor.file for tensor in checkpoint.tensors.values()}
     opened = {file: safe_open(file, framework="pt") for file in files}
 
@@ -35,32 +37,43 @@ def load_tower(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dty
 
     state = {
         name: tensor.to(device, torch.float32 if name == "positions" else dtype)
-        for name, tensor in _state(read, checkpoint.config)
+        for name, tensor in _state(read, checkpoint, readout)
     }
     tower.load_state_dict(state, strict=True, assign=True)
     return tower.requires_grad_(False).eval()
 
 
-def _state(read: Read, config: EncoderConfig) -> Iterator[tuple[str, Tensor]]:
+def _state(read: Read, checkpoint: Checkpoint, readout: Readout) -> Iterator[tuple[str, Tensor]]:
     """(name in VisionTower, float32 tensor) of every parameter."""
+    config = checkpoint.config
+    weight = read("embeddings.patch_embedding.weight")
+    if weight.dim() == 4:  # a convolution: [D, channel, row, column], and a patch's row has the
+        weight = weight.permute(0, 2, 3, 1).flatten(1)  # channel fastest
     weight, bias = _fold_normalisation(
-        read("embeddings.patch_embedding.weight"), read("embeddings.patch_embedding.bias")
+        weight, read("embeddings.patch_embedding.bias"), checkpoint.processor
     )
     yield "patch.weight", weight
     yield "patch.bias", bias
     side = config.grid_side
     yield "positions", read("embeddings.position_embedding.weight").view(side, side, -1)
-    for i in range(config.num_hidden_layers):
+    for i in range(readout.blocks):
         yield from _block(read, f"encoder.layers.{i}", f"blocks.{i}")
-    yield from _same(read, "post_layernorm", "norm")
-    yield from _head(read, config.hidden_size)
+    if readout.norm_after is not None:
+        yield from _same(read, "post_layernorm", "norm")
+    if readout.vectors == "pooled":
+        yield from _head(read, config.hidden_size)
 
 
-def _fold_normalisation(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def _fold_normalisation(
+    weight: Tensor, bias: Tensor, processor: Processor
+) -> tuple[Tensor, Tensor]:
     """Weight and bias for bytes minus BYTE_CENTRE in place of normalised pixels."""
-    shift = (BYTE_CENTRE - _BYTE_MEAN) / _BYTE_SCALE
-    folded_bias = bias.double() + shift * weight.double().sum(dim=1)
-    return weight / _BYTE_SCALE, folded_bias.float()
+    mean, std = (torch.tensor(values).double() for values in (processor.mean, processor.std))
+    pixels = weight.shape[1] // len(mean)
+    scale = (processor.rescale / std).repeat(pixels)  # channel fastest
+    shift = ((BYTE_CENTRE * processor.rescale - mean) / std).repeat(pixels)
+    folded_bias = bias.double() + weight.double() @ shift
+    return (weight.double() * scale).float(), folded_bias.float()
 
 
 def _block(read: Read, source: str, target: str) -> Iterator[tuple[str, Tensor]]:

@@ -25,6 +25,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from encoder import infer as encoder_library
 from encoder.config import CheckpointError
+from encoder.output import Output
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
 from pipeline.records import Pack, PatchedImage, RawSample, Rejections, StreamItem
@@ -184,10 +185,7 @@ class Encoder:
 
     def _encode(self, pack: Pack, writer: ShardWriter) -> None:
         self._encoding_since = start = time.monotonic()
-        normalize = self._plan.config.output.normalize
-        block = encode_pack(
-            pack, lambda batch: self._encoder.encode(batch, normalize=normalize), self._plan
-        )
+        block = encode_pack(pack, self._encoder, self._plan)
         self._encoding_since = None
         self._busy_s += time.monotonic() - start
         writer.add(pack, block)
@@ -200,6 +198,7 @@ def _load(plan: RunPlan) -> encoder_library.Encoder:
         device=plan.config.device,
         dtype=plan.config.model_dtype,
         attention=plan.config.model.attention,
+        output=Output(normalize=plan.config.output.normalize),
     )
     if encoder.digest != plan.model.digest:
         raise CheckpointError(

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from encoder.checkpoint import describe_checkpoint, tensor_shapes
+from encoder.checkpoint import describe_checkpoint
 from encoder.config import CheckpointError, EncoderConfig
 from encoder.infer import load_encoder
+from encoder.output import Output
 from encoder.seeded import write_seeded_checkpoint
+from encoder.tensors import TowerParts, tensor_shapes
 
 SIZES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_patches": 16}
 
@@ -68,8 +70,9 @@ def test_describes_sizes_and_tensors(folder):
     described = describe_checkpoint(folder)
     assert described.config == EncoderConfig(num_attention_heads=3, **SIZES)
     assert described.revision is None
+    assert described.parts == TowerParts(blocks=2, norm=True, head=True)
     assert {name: tensor.shape for name, tensor in described.tensors.items()} == tensor_shapes(
-        described.config
+        described.config, described.parts
     )
     assert re.fullmatch("[0-9a-f]{64}", described.digest)
 
@@ -84,7 +87,7 @@ def test_digest_and_vectors_do_not_depend_on_the_layout(folder, make_pack, chang
         shard(folder)
     after = load_encoder(folder, device="cpu")
     assert after.digest == before.digest == describe_checkpoint(folder).digest
-    assert np.array_equal(after.encode(pack), before.encode(pack))
+    assert np.array_equal(after(pack), before(pack))
 
 
 def test_digest_changes_with_one_bit_of_any_tensor(folder):
@@ -115,7 +118,7 @@ def test_missing_and_foreign_tensors_are_named(folder):
 
     rewrite(folder, rename)
     assert error_of(folder) == (
-        f"{folder} must hold exactly the 48 tensors of a SigLIP2 vision tower with 2 layers; "
+        f"{folder} must hold exactly the 48 tensors of a SigLIP vision tower with 2 layers; "
         "missing: head.probe; not expected: head.probes."
     )
 
@@ -139,7 +142,7 @@ def test_a_wrong_shape_is_named_with_both_shapes(folder):
     assert "found (40, 24)" in message
 
 
-def test_a_fixed_resolution_patch_embedding_is_recognised(folder):
+def test_a_convolution_is_refused_in_a_naflex_checkpoint(folder):
     name = "embeddings.patch_embedding.weight"
 
     def convolve(weights):
@@ -147,10 +150,121 @@ def test_a_fixed_resolution_patch_embedding_is_recognised(folder):
         return weights
 
     rewrite(folder, convolve)
-    message = error_of(folder)
-    assert "found a convolution (24, 3, 16, 16)" in message
-    assert "a fixed-resolution SigLIP checkpoint" in message
-    assert "naflex" in message
+    assert f"{name} must have shape (24, 768) by config.json, found (24, 3, 16, 16)" in error_of(
+        folder
+    )
+
+
+def larger_model(folder, prefix="model.vision_tower.vision_model.", drop="", **top_level) -> None:
+    """Make the folder that of a model around the tower, without the tensors that `drop` matches."""
+    rewrite(
+        folder,
+        lambda weights: {
+            **{prefix + n: t for n, t in weights.items() if not (drop and re.match(drop, n))},
+            "model.language_model.embed_tokens.weight": np.ones((3, 2), np.float32),
+            "lm_head.weight": np.ones((3, 2), np.float32),
+        },
+    )
+    path = folder / "config.json"
+    vision = json.loads(path.read_text())
+    path.write_text(json.dumps({"model_type": "some_vlm", "vision_config": vision, **top_level}))
+
+
+def test_a_tower_in_a_larger_model_has_the_digest_and_vectors_of_the_tower(folder, make_pack):
+    pack = make_pack([(3, 4), (1, 1)])
+    alone = load_encoder(folder, device="cpu")
+    larger_model(folder)
+    for prefix in (None, "model.vision_tower.vision_model", "model.vision_tower.vision_model."):
+        inside = load_encoder(folder, device="cpu", prefix=prefix)
+        assert inside.digest == alone.digest
+        assert np.array_equal(inside(pack), alone(pack))
+
+
+def test_a_tower_that_is_not_at_the_prefix_is_told_where_it_is(folder):
+    larger_model(folder)
+    message = "must be at prefix 'vision_tower.', found it at 'model.vision_tower.vision_model.'"
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        describe_checkpoint(folder, prefix="vision_tower")
+
+
+def test_of_two_towers_one_must_be_named(folder):
+    def twice(weights):
+        return {f"{at}.{name}": tensor for at in "ab" for name, tensor in weights.items()}
+
+    rewrite(folder, twice)
+    edit_config(
+        folder, model_type="two", vision_config=json.loads((folder / "config.json").read_text())
+    )
+    assert "must hold one vision tower, found 2: give the prefix of one, 'a.', 'b.'" in error_of(
+        folder
+    )
+    assert describe_checkpoint(folder, prefix="b").parts.blocks == 2
+
+
+def test_a_file_without_a_tower_is_told(folder):
+    rewrite(folder, lambda weights: {"lm_head.weight": np.ones((3, 2), np.float32)})
+    assert "found no tensor whose name ends in embeddings.patch_embedding.weight" in error_of(
+        folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("drop", "parts"),
+    [
+        ("", TowerParts(blocks=2, norm=True, head=True)),
+        ("head", TowerParts(blocks=2, norm=True, head=False)),
+        ("head|post_layernorm", TowerParts(blocks=2, norm=False, head=False)),
+        (r"head|post_layernorm|encoder.layers.1\.", TowerParts(blocks=1, norm=False, head=False)),
+    ],
+)
+def test_what_a_larger_model_left_out_is_known(folder, drop, parts):
+    larger_model(folder, drop=drop)
+    assert describe_checkpoint(folder).parts == parts
+
+
+@pytest.mark.parametrize(
+    "drop", [r"head\.probe", r"head|encoder.layers.0\.", "post_layernorm.bias"]
+)
+def test_parts_that_are_torn_are_refused(folder, drop):
+    larger_model(folder, drop=drop)
+    assert "missing: " in error_of(folder)
+
+
+def test_a_head_that_config_json_denies_is_refused(folder):
+    edit_config(folder, vision_use_head=False)
+    assert "not expected: head.attention.in_proj_bias" in error_of(folder)
+
+
+def test_an_output_that_the_tower_does_not_have_is_refused(folder):
+    larger_model(folder, drop=r"head|post_layernorm|encoder.layers.1\.")
+    for output, message in [
+        (Output(), "Pooled vectors need the pooling head, which "),
+        (Output(vectors="mean"), "holds only the first 1 of 2 blocks"),
+        (Output(vectors="tokens", layers=(3,)), "layers must be from -3 to 2 for the 2 layers"),
+        (Output(vectors="tokens", layers=(-4,)), "found -4"),
+    ]:
+        with pytest.raises(CheckpointError, match=re.escape(message)):
+            load_encoder(folder, device="cpu", output=output)
+    found = load_encoder(folder, device="cpu", output=Output(vectors="tokens", layers=(-2,)))
+    assert found.readout.states == (1,)
+
+
+def test_a_missing_final_norm_is_told(folder, make_pack):
+    larger_model(folder, drop="head|post_layernorm")
+    with pytest.raises(CheckpointError, match=r"need the final norm, which .* does not have"):
+        load_encoder(folder, device="cpu", output=Output(vectors="tokens"))
+    plain = Output(vectors="tokens", final_norm=False)
+    assert load_encoder(folder, device="cpu", output=plain)(make_pack([(2, 3)])).shape == (6, 24)
+
+
+def test_the_layers_of_a_larger_model_are_the_default(folder, make_pack):
+    larger_model(folder, vision_feature_layer=[-2, 0])
+    pack = make_pack([(3, 4)])
+    chosen = load_encoder(folder, device="cpu", output=Output(vectors="tokens"))
+    named = load_encoder(folder, device="cpu", output=Output(vectors="tokens", layers=(1, 0)))
+    assert chosen.readout == named.readout
+    assert chosen.readout.width == 48
+    assert np.array_equal(chosen(pack), named(pack))
 
 
 def test_quantised_weights_are_refused(folder):
@@ -166,10 +280,10 @@ def test_half_precision_weights_load(folder, make_pack, dtype):
 
     path = folder / "model.safetensors"
     rounded = {name: t.to(getattr(torch, dtype)) for name, t in load_file(path).items()}
-    before = load_encoder(folder, device="cpu").encode(make_pack([(3, 4)]))
+    before = load_encoder(folder, device="cpu")(make_pack([(3, 4)]))
     path.unlink()
     save_file(rounded, path)
-    after = load_encoder(folder, device="cpu", dtype="float32").encode(make_pack([(3, 4)]))
+    after = load_encoder(folder, device="cpu", dtype="float32")(make_pack([(3, 4)]))
     assert 0 < np.abs(after - before).max() < 0.02
 
 

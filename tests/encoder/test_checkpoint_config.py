@@ -12,8 +12,32 @@ def test_defaults_are_those_of_transformers():
     theirs = Siglip2VisionConfig()
     ours = parse_config({"model_type": "siglip2", "vision_config": {}}, where="config.json")
     assert ours == EncoderConfig()
-    for name in EncoderConfig.__dataclass_fields__:
+    ours_alone = {"image_size", "feature_layers", "in_larger_model"}
+    for name in EncoderConfig.__dataclass_fields__.keys() - ours_alone:
         assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_defaults_of_a_fixed_resolution_tower_are_those_of_transformers():
+    from transformers import SiglipVisionConfig
+
+    theirs = SiglipVisionConfig()
+    ours = parse_config({"model_type": "siglip", "vision_config": {}}, where="config.json")
+    assert ours.num_patches == (theirs.image_size // theirs.patch_size) ** 2 == 196
+    ours_alone = {"num_patches", "feature_layers", "in_larger_model"}
+    for name in EncoderConfig.__dataclass_fields__.keys() - ours_alone:
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize(
+    ("tower", "image_size", "patches"),
+    [("siglip2_vision_model", None, 256), ("siglip_vision_model", 384, 27**2)],
+)
+def test_a_tower_in_a_larger_model_is_found(tower, image_size, patches):
+    vision = {"model_type": tower, "image_size": 384}
+    vision["patch_size"] = 14 if image_size else 16
+    config = parse_config({"model_type": "vlm", "vision_config": vision}, where="config.json")
+    assert (config.image_size, config.num_patches) == (image_size, patches)
+    assert (config.in_larger_model, config.feature_layers) == (True, (-1,))
 
 
 def test_full_config_takes_the_vision_part():
@@ -31,16 +55,24 @@ def test_vision_config_takes_the_top_level():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "siglip"}, "fixed-resolution SigLIP checkpoint. Those are not supported"),
-        ({"model_type": "siglip_vision_model"}, "fixed-resolution SigLIP checkpoint"),
+        ({"model_type": "clip"}, "found 'clip' and None. Use a SigLIP2 or SigLIP checkpoint"),
         (
-            {"model_type": "clip"},
-            "must be one of ('siglip2', 'siglip2_vision_model'), found 'clip'",
+            {"model_type": "clip", "vision_config": {"model_type": "clip_vision_model"}},
+            "found 'clip' and 'clip_vision_model'",
         ),
         ({"model_type": None}, "found None"),
+        (
+            {"model_type": "siglip_vision_model", "image_size": "224"},
+            "image_size must be a positive",
+        ),
+        ({"model_type": "siglip_vision_model", "image_size": 8}, "must hold a patch of 16 px"),
+        (
+            {"vision_feature_layer": "last"},
+            "vision_feature_layer must be a whole number or several",
+        ),
+        ({"vision_feature_layer": []}, "vision_feature_layer must be a whole number or several"),
         ({"model_type": "siglip2", "vision_config": [1]}, "vision_config must be an object"),
         ({"hidden_act": "quick_gelu"}, "hidden_act must be 'gelu_pytorch_tanh'"),
-        ({"vision_use_head": False}, "vision_use_head must be true, found false"),
         ({"hidden_size": "768"}, "hidden_size must be a positive whole number, found '768'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive whole number, found 0"),
         ({"num_hidden_layers": True}, "found True"),

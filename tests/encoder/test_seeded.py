@@ -29,7 +29,7 @@ def test_sizes_are_as_asked(tmp_path, make_pack):
     write_seeded_checkpoint(
         tmp_path, hidden_size=64, intermediate_size=100, num_attention_heads=4, patch_size=14
     )
-    vectors = load_encoder(tmp_path, device="cpu").encode(make_pack([(2, 3)], patch_size=14))
+    vectors = load_encoder(tmp_path, device="cpu")(make_pack([(2, 3)], patch_size=14))
     assert vectors.shape == (1, 64)
 
 

@@ -25,7 +25,7 @@ def run(config_path):
     open_run(storage, work.plan.output, config, work.plan.model, work.plan.fingerprint)
     encoder = load_encoder(config.model.checkpoint, device="cpu")
     leases = [Lease(url=url) for url in work.pending]
-    return work, list(run_plain(leases, work.plan, storage, encoder.encode))
+    return work, list(run_plain(leases, work.plan, storage, encoder))
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_loser_of_two_attempts_removes_its_rejects(two_shards, write_config,
     work = prepare_work(config, storage)
     encoder = load_encoder(config.model.checkpoint, device="cpu")
     leases = [Lease(url=work.pending[0]) for _ in range(2)]
-    first, second = run_plain(leases, work.plan, storage, encoder.encode)
+    first, second = run_plain(leases, work.plan, storage, encoder)
     assert (first.outcome, second.outcome) == ("published", "lost")
     (rejects,) = (tmp_path / "out" / "rejects").iterdir()
     assert leases[0].attempt in rejects.name
@@ -127,7 +127,7 @@ def test_a_put_whose_answer_was_lost_is_recognised(two_shards, write_config, mon
 
     monkeypatch.setattr(Storage, "create", create_and_forget)
     leases = [Lease(url=work.pending[0])]
-    (result,) = run_plain(leases, work.plan, storage, encoder.encode)
+    (result,) = run_plain(leases, work.plan, storage, encoder)
     assert result.outcome == "already_ours"
 
 

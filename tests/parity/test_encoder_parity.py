@@ -1,12 +1,22 @@
-"""The encoder on packs against transformers' Siglip2VisionModel on padded batches, in float32."""
+"""The encoder on packs against transformers' vision models on padded batches, in float32."""
 
 import numpy as np
 import pytest
 import torch
-from transformers import Siglip2Config, Siglip2Model, Siglip2VisionConfig, Siglip2VisionModel
+from transformers import (
+    Siglip2Config,
+    Siglip2Model,
+    Siglip2VisionConfig,
+    Siglip2VisionModel,
+    SiglipConfig,
+    SiglipModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 
 from encoder.checkpoint import describe_checkpoint
 from encoder.infer import load_encoder
+from encoder.output import Output
 from encoder.seeded import write_seeded_checkpoint
 
 pytestmark = pytest.mark.parity
@@ -23,7 +33,19 @@ TINY = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
 }
+TEXT = {
+    **TINY,
+    "vocab_size": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": 8,
+}
+FIXED = [
+    pytest.param({"image_size": 224, "patch_size": 16}, id="224-patch16"),
+    pytest.param({"image_size": 130, "patch_size": 14}, id="130-patch14-4px-left-out"),
+]
 TOLERANCE = 1e-5
+RAW, TOKENS = Output(normalize=False), Output(vectors="tokens")
 
 
 def randomise(model, seed=0) -> None:
@@ -50,8 +72,11 @@ def vision_model(**sizes) -> Siglip2VisionModel:
 
 
 @torch.inference_mode()
-def reference(model, pack) -> tuple[np.ndarray, np.ndarray]:
-    """transformers' pooled [N, D] and last hidden state [T, D] of a pack, padded for it."""
+def reference(model, pack) -> dict:
+    """transformers' pooled [N, D] and hidden states [T, D] of a pack, padded for it.
+
+    By layer as `hidden_states` counts them, which are all before the final norm; `last` is after.
+    """
     lengths = np.diff(pack.cu_seqlens)
     pixels = torch.zeros(len(lengths), int(lengths.max()), pack.pixel_values.shape[1])
     mask = torch.zeros(pixels.shape[:2], dtype=torch.int32)
@@ -62,11 +87,31 @@ def reference(model, pack) -> tuple[np.ndarray, np.ndarray]:
         pixel_values=pixels.to(model.dtype),
         pixel_attention_mask=mask,
         spatial_shapes=torch.from_numpy(pack.spatial_shapes),
+        output_hidden_states=True,
     )
-    return (
-        output.pooler_output.float().numpy(),
-        output.last_hidden_state[mask.bool()].float().numpy(),
-    )
+    return by_name(output, lambda states: states[mask.bool()])
+
+
+@torch.inference_mode()
+def fixed_reference(model, pack) -> dict:
+    """`reference` for a fixed-resolution tower: the pack's patches put together to images."""
+    side, size = model.config.image_size, model.config.patch_size
+    grid = side // size
+    patches = torch.from_numpy(pack.pixel_values).view(-1, grid, grid, size, size, 3)
+    # What lies outside of whole patches must not matter: bright noise.
+    images = torch.full((len(patches), 3, side, side), 9.0)
+    whole = (patches.permute(0, 5, 1, 3, 2, 4).float() / 255 - 0.5) / 0.5
+    images[:, :, : grid * size, : grid * size] = whole.reshape(-1, 3, grid * size, grid * size)
+    output = model(pixel_values=images, output_hidden_states=True)
+    return by_name(output, lambda states: states.flatten(0, 1))
+
+
+def by_name(output, rows) -> dict:
+    named = {number: rows(state) for number, state in enumerate(output.hidden_states)}
+    named["last"] = rows(output.last_hidden_state)
+    if output.pooler_output is not None:
+        named["pooled"] = output.pooler_output
+    return {name: tensor.float().numpy() for name, tensor in named.items()}
 
 
 def worst_image(found, expected, cu_seqlens=None) -> float:
@@ -79,11 +124,22 @@ def worst_image(found, expected, cu_seqlens=None) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
+def encode(folder, pack, output, dtype="float32", **options) -> np.ndarray:
+    return load_encoder(folder, device="cpu", dtype=dtype, output=output, **options)(pack)
+
+
 def assert_parity(model, folder, pack, **options) -> None:
-    encoder = load_encoder(folder, device="cpu", dtype="float32", **options)
-    pooled, tokens = reference(model, pack)
-    assert worst_image(encoder.encode(pack, normalize=False), pooled) <= TOLERANCE
-    assert worst_image(encoder.encode_tokens(pack), tokens, pack.cu_seqlens) <= TOLERANCE
+    fixed = hasattr(model.config, "image_size")
+    expected = (fixed_reference if fixed else reference)(model, pack)
+    found = encode(folder, pack, RAW, **options)
+    assert worst_image(found, expected["pooled"]) <= TOLERANCE
+    found = encode(folder, pack, TOKENS, **options)
+    assert worst_image(found, expected["last"], pack.cu_seqlens) <= TOLERANCE
+    depth = model.config.num_hidden_layers
+    for layer in {0, 1, depth - 1, depth}:
+        output = Output(vectors="tokens", layers=(layer,), final_norm=False)
+        found = encode(folder, pack, output, **options)
+        assert worst_image(found, expected[layer], pack.cu_seqlens) <= TOLERANCE, layer
 
 
 @pytest.mark.parametrize("attention", ["reference", "sdpa"])
@@ -104,14 +160,7 @@ def test_tiny_tower_equals_transformers(tmp_path, make_pack, sizes, attention):
 
 
 def test_full_model_checkpoint_in_shards_equals_transformers(tmp_path, make_pack):
-    text = {
-        **TINY,
-        "vocab_size": 64,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "max_position_embeddings": 8,
-    }
-    model = Siglip2Model(Siglip2Config(vision_config=TINY, text_config=text)).eval()
+    model = Siglip2Model(Siglip2Config(vision_config=TINY, text_config=TEXT)).eval()
     randomise(model)
     model.save_pretrained(tmp_path / "full", max_shard_size="200KB")
     model.vision_model.save_pretrained(tmp_path / "vision")
@@ -119,6 +168,61 @@ def test_full_model_checkpoint_in_shards_equals_transformers(tmp_path, make_pack
     assert_parity(model.vision_model, tmp_path / "full", make_pack(FEW))
     digests = {describe_checkpoint(tmp_path / name).digest for name in ("full", "vision")}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+@pytest.mark.parametrize("sizes", FIXED)
+def test_fixed_resolution_tower_equals_transformers(tmp_path, make_pack, sizes, attention):
+    model = SiglipVisionModel(SiglipVisionConfig(**TINY | sizes)).eval()
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    assert_parity(model, tmp_path, square_pack(make_pack, sizes), attention=attention)
+
+
+def test_full_fixed_resolution_model_equals_transformers(tmp_path, make_pack):
+    sizes = {"image_size": 64, "patch_size": 16}
+    model = SiglipModel(SiglipConfig(vision_config=TINY | sizes, text_config=TEXT)).eval()
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    assert_parity(model.vision_model, tmp_path, square_pack(make_pack, sizes))
+
+
+def square_pack(make_pack, sizes):
+    side = sizes["image_size"] // sizes["patch_size"]
+    return make_pack([(side, side)] * 3, patch_size=sizes["patch_size"])
+
+
+def test_tower_of_lfm2_vl_equals_transformers(tmp_path, make_pack):
+    """A model of transformers that has SigLIP2 inside, saved by it: prefix, no pooling head."""
+    from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+
+    text = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "layer_types": ["full_attention"],
+        "pad_token_id": 0,
+    }
+    vision = {"model_type": "siglip2_vision_model", "vision_use_head": False, **TINY}
+    config = Lfm2VlConfig(vision_config=vision, text_config={"model_type": "lfm2", **text})
+    model = Lfm2VlForConditionalGeneration(config).eval()
+    tower = model.model.vision_tower
+    randomise(tower)
+    model.save_pretrained(tmp_path)
+    pack = make_pack(FEW)
+    expected = reference(tower, pack)
+    for layer in (1, 2, -2):
+        output = Output(vectors="tokens", layers=(layer,))
+        found = encode(tmp_path, pack, output)
+        assert worst_image(found, expected[layer % 4], pack.cu_seqlens) <= TOLERANCE
+    found = encode(tmp_path, pack, TOKENS)
+    assert worst_image(found, expected["last"], pack.cu_seqlens) <= TOLERANCE
+    found = encode(tmp_path, pack, Output(vectors="tokens", layers=(-2, 3), final_norm=False))
+    both = np.concatenate([expected[2], expected[3]], axis=1)
+    assert worst_image(found, both, pack.cu_seqlens) <= TOLERANCE
 
 
 def test_transformers_loads_the_seeded_checkpoint(tmp_path, make_pack):
@@ -132,12 +236,10 @@ def test_bfloat16_error_is_at_most_twice_that_of_transformers(tmp_path, make_pac
     model = vision_model(**TINY)
     model.save_pretrained(tmp_path)
     pack = make_pack(MIXED)
-    exact_pooled, exact_tokens = reference(model, pack)
-    theirs_pooled, theirs_tokens = reference(model.to(torch.bfloat16), pack)
-    encoder = load_encoder(tmp_path, device="cpu", dtype="bfloat16")
-    pooled, tokens = encoder.encode(pack, normalize=False), encoder.encode_tokens(pack)
-    assert 0 < rms(pooled - exact_pooled) <= 2 * rms(theirs_pooled - exact_pooled)
-    assert 0 < rms(tokens - exact_tokens) <= 2 * rms(theirs_tokens - exact_tokens)
+    exact, theirs = reference(model, pack), reference(model.to(torch.bfloat16), pack)
+    pooled, tokens = (encode(tmp_path, pack, output, dtype="bfloat16") for output in (RAW, TOKENS))
+    for found, name in ((pooled, "pooled"), (tokens, "last")):
+        assert 0 < rms(found - exact[name]) <= 2 * rms(theirs[name] - exact[name])
 
 
 def test_bfloat16_keeps_gray_images_exact(tmp_path, make_pack):
@@ -146,9 +248,10 @@ def test_bfloat16_keeps_gray_images_exact(tmp_path, make_pack):
     model.save_pretrained(tmp_path)
     pack = make_pack(FEW)
     np.clip(pack.pixel_values, 120, 135, out=pack.pixel_values)
-    _, exact = reference(model, pack)
-    _, theirs = reference(model.to(torch.bfloat16), pack)
-    tokens = load_encoder(tmp_path, device="cpu", dtype="bfloat16").encode_tokens(pack)
+    exact, theirs = (
+        reference(model.to(dtype), pack)["last"] for dtype in (torch.float32, torch.bfloat16)
+    )
+    tokens = encode(tmp_path, pack, TOKENS, dtype="bfloat16")
     assert rms(tokens - exact) <= 1.5 * rms(theirs - exact)
 
 
