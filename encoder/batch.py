@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from encoder.causes import image_name
 from encoder.diagnosis import PackMismatchError, diagnose
-from encoder.grid import target_grids
+from encoder.geometry import Geometry
 from encoder.pack_layout import NUM_CHANNELS
 
 __all__ = ["PackMismatchError", "PackedBatch", "check_packed"]
@@ -67,21 +67,33 @@ class PackedBatch:
         if not sound:
             self._raise_fault()
 
-    def check_grids(self, *, patch_size: int, max_num_patches: int) -> None:
-        """None; raises PackMismatchError where a grid is not the target grid of its source size.
+    def check_grids(self, geometry: Geometry) -> None:
+        """None; raises PackMismatchError where a grid is not what its source size becomes.
 
         A grid whose rows and columns are swapped shows, unless the source is square: no record of
         a pack could tell. The same holds for two images of equal grids that are exchanged.
         """
-        expected = target_grids(
-            self.source_sizes, patch_size=patch_size, max_num_patches=max_num_patches
-        )
-        if self._patch_size != patch_size or (expected != self.spatial_shapes).any():
-            self._raise_fault(patch_size=patch_size, max_num_patches=max_num_patches)
+        right = geometry.grids(self.source_sizes) == self.spatial_shapes
+        if self._patch_size == geometry.patch_size and right.all():
+            return
+        if geometry.square is not None:
+            self._raise_not_square(geometry, right)
+        self._raise_fault(patch_size=geometry.patch_size, max_num_patches=geometry.max_num_patches)
 
     @property
     def _patch_size(self) -> int:
         return math.isqrt(self.pixel_values.shape[1] // NUM_CHANNELS)
+
+    def _raise_not_square(self, geometry: Geometry, right: NDArray[np.bool_]) -> NoReturn:
+        grid, size = geometry.grid(1, 1), geometry.patch_size
+        found = f"the patches are of {self._patch_size} px"
+        if (bad := _first(~right.all(axis=1))) is not None:
+            name, wrong = image_name(self.ids, bad), tuple(self.spatial_shapes[bad].tolist())
+            found = f"{name} has the grid {wrong}"
+        raise PackMismatchError(
+            f"Every image must be resized to {geometry.square} x {geometry.square} px, the grid "
+            f"{grid} at patch_size {size}, whatever its size: {found}."
+        )
 
     def _raise_fault(
         self, *, patch_size: int | None = None, max_num_patches: int | None = None

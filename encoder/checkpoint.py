@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from encoder.config import CheckpointError, EncoderConfig, read_config
 from encoder.geometry import Geometry
+from encoder.output import Output, Readout, resolve_output
 from encoder.processor import Processor, choose_geometry, read_processor
 from encoder.source import CONFIG_FILE, CheckpointFiles, find_checkpoint
 from encoder.tensors import TowerParts, find_prefix, some, tensor_shapes, tower_parts
@@ -57,6 +58,10 @@ class Checkpoint:
         rule of the processor file is one that is not done here.
         """
         return choose_geometry(self.processor, self.config, max_num_patches)
+
+    def readout(self, output: Output) -> Readout:
+        """What has to be run for the output; raises CheckpointError where a part is not there."""
+        return resolve_output(output, self.config, self.parts, where=str(self.folder))
 
 
 def describe_checkpoint(

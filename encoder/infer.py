@@ -27,7 +27,7 @@ from encoder.checkpoint import describe_checkpoint
 from encoder.chunks import PackImage, chunk_images, fill_rows, list_images, sort_by_length
 from encoder.config import EncoderConfig
 from encoder.model import VisionTower
-from encoder.output import Output, Readout, resolve_output
+from encoder.output import Output, Readout
 from encoder.position import PositionGrids
 from encoder.transfer import Arrival, Transfer
 from encoder.weights import load_tower
@@ -200,7 +200,7 @@ def load_encoder(
     computed = _choose_dtype(dtype, on)
     described = describe_checkpoint(checkpoint, revision=revision, prefix=prefix)
     config = described.config
-    readout = resolve_output(output, config, described.parts, where=str(described.folder))
+    readout = described.readout(output)
     backend = choose_backend(attention, device=on, dtype=computed, head_width=config.head_width)
     probe_backend(
         backend, num_heads=config.num_attention_heads, head_width=config.head_width, device=on

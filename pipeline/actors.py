@@ -25,7 +25,6 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from encoder import infer as encoder_library
 from encoder.config import CheckpointError
-from encoder.output import Output
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
 from pipeline.records import Pack, PatchedImage, RawSample, Rejections, StreamItem
@@ -36,6 +35,7 @@ from pipeline.stage import (
     image_preparer,
     prepare_shard,
     shard_writer,
+    wanted_output,
 )
 from pipeline.storage import Storage
 from pipeline.writer import Lease, ShardWriter
@@ -100,9 +100,7 @@ class Preprocessor:
             yield from prepare_shard(lease.url, self._plan, self._storage, self._watched)
             return
         settings = self._plan.config.preprocess
-        child = DecoderChild(
-            settings, patch_size=self._plan.model.patch_size, kernel=self._plan.kernel
-        )
+        child = DecoderChild(settings, geometry=self._plan.model.geometry, kernel=self._plan.kernel)
         with closing(child):
             yield from prepare_shard(lease.url, self._plan, self._storage, child.prepare)
 
@@ -198,7 +196,8 @@ def _load(plan: RunPlan) -> encoder_library.Encoder:
         device=plan.config.device,
         dtype=plan.config.model_dtype,
         attention=plan.config.model.attention,
-        output=Output(normalize=plan.config.output.normalize),
+        prefix=plan.config.model.prefix,
+        output=wanted_output(plan.config.output),
     )
     if encoder.digest != plan.model.digest:
         raise CheckpointError(

@@ -80,8 +80,9 @@ def plan(config: ConfigArgument, changes: SetOption = None) -> None:
     rows = {
         "configuration": f"{config}: valid",
         "model": f"{model.checkpoint} ({loaded.model_dtype} on {loaded.device}), "
-        f"width {model.width}, patch size {model.patch_size}, digest {model.digest[:16]}",
-        "images": f"at most {loaded.preprocess.max_num_patches} patches, "
+        f"{model.readout.vectors} of width {model.readout.width}, digest {model.digest[:16]}",
+        "images": f"at most {model.geometry.max_num_patches} patches of "
+        f"{model.geometry.patch_size} px, "
         f"decode {loaded.preprocess.decode}, resize kernel {work.plan.kernel}",
         "fingerprint": work.plan.fingerprint.sha[:16],
         "shards": f"{work.total:,}: {done:,} done, {len(work.pending):,} to do",

@@ -79,7 +79,7 @@ class InputConfig(Section):
                     f"image_extensions must be lower case without the first dot, got {extension!r}"
                 )
         names = [column.name for column in self.metadata]
-        reserved = {"key", "shard", "index", "embedding", "truncated"}
+        reserved = {"key", "shard", "index", "embedding", "tokens", "truncated"}
         reserved |= {"height", "width", "grid_h", "grid_w"}
         clash = [name for name in names if name in reserved or names.count(name) > 1]
         if clash:
@@ -89,10 +89,29 @@ class InputConfig(Section):
 
 class OutputConfig(Section):
     path: Url
+    vectors: Literal["pooled", "mean", "tokens"] = "pooled"
+    """pooled: the pooling head's vector; mean: of an image's tokens; tokens: all of them."""
+    layers: list[int] | None = None
+    """For mean and tokens: -1 leaves the last block, -2 the one before, 0 enters the first. Several
+    are joined value by value. null: what the checkpoint names (vision_feature_layer), else [-1]."""
+    final_norm: bool = True
+    """For mean and tokens: the last layer goes through the tower's final norm. Others never do."""
     dtype: Literal["float16", "float32"] = "float16"
     """float16 halves the output; unit vectors lose about 3e-4 of their length to it."""
     normalize: bool = True
-    """Divide each vector by its L2 norm, as similarity search expects."""
+    """Divide each vector by its L2 norm, as similarity search expects. Tokens are left as they are.
+    """
+
+    @model_validator(mode="after")
+    def _all_have_an_effect(self) -> Self:
+        useless = {"layers", "final_norm"} if self.vectors == "pooled" else set()
+        if self.vectors == "tokens" and self.normalize:
+            useless = {"normalize"}
+        if given := useless & self.model_fields_set:
+            raise ValueError(f"{min(given)} has no effect on vectors: {self.vectors}; leave it out")
+        if self.layers == []:
+            raise ValueError("layers must name at least one layer")
+        return self
 
 
 class ModelConfig(Section):
@@ -100,6 +119,8 @@ class ModelConfig(Section):
     """Folder with config.json and *.safetensors, Hugging Face id, or storage URL."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id; the run pins what it resolved to."""
+    prefix: str | None = None
+    """What comes before the vision tower's tensor names in a larger model; null finds it."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 where Encoders have a GPU, float32 on CPU."""
     attention: Literal["auto", "reference", "sdpa", "varlen"] = "auto"
@@ -107,8 +128,9 @@ class ModelConfig(Section):
 
 
 class PreprocessConfig(Section):
-    max_num_patches: PositiveInt = 256
-    """Patches per image at most; 256 is the checkpoints' default, they were trained up to 1024."""
+    max_num_patches: PositiveInt | None = None
+    """Patches per image at most, for NaFlex checkpoints, which were trained up to 1024. null: what
+    the checkpoint's preprocessor_config.json says, 256 in all that are published."""
     decode: Literal["exact", "reduced"] = "exact"
     """reduced: JPEG scaled in the decoder, never below twice the target; faster, pixels change."""
     resize_kernel: Literal["torch", "pillow", "auto"] = "auto"
@@ -116,16 +138,17 @@ class PreprocessConfig(Section):
     exif_orientation: bool = True
     """Turn photos as their EXIF orientation says; transformers leaves that to the caller."""
     background: Literal["white", "black", "gray", "drop"] = "white"
-    """What transparent pixels are laid on; drop ignores the alpha channel."""
+    """What transparent pixels are laid on; drop ignores alpha and shows what lies hidden."""
     icc: Literal["ignore", "apply"] = "ignore"
     """apply converts embedded colour profiles to sRGB; off for parity with transformers."""
     truncated_images: Literal["reject", "accept"] = "reject"
     """accept keeps what was decoded of a cut file and marks its row."""
     max_image_pixels: PositiveInt = 178_956_970
-    """Read from the header before decoding; the default is twice Pillow's warning level."""
+    """Checked in the header, before decoding. The default is where Pillow refuses; decoders need 3
+    bytes for each pixel (JPEG), 7 (most), 16 (WebP): up to 2.7 GiB for an image at the limit."""
     max_image_bytes: PositiveInt = 256 << 20
     decode_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds one image may decode. Honest photos need under 1 s for 100 megapixels."""
+    """Seconds one image may take. An honest photo at the pixel limit needs 4 to 16."""
 
 
 class PackingConfig(Section):
@@ -231,7 +254,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _one_image_fits(self) -> Self:
-        patches, budget = self.preprocess.max_num_patches, self.packing.token_budget
+        patches, budget = self.preprocess.max_num_patches or 1, self.packing.token_budget
         if patches > budget:
             raise ValueError(
                 f"packing.token_budget must be at least preprocess.max_num_patches ({patches}), "

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, Pipe
 from types import TracebackType
 from typing import IO, Any, Self
 
+from encoder.geometry import Geometry
 from pipeline.config import PreprocessConfig
 from pipeline.errors import SampleError, StageError
 from pipeline.preprocess import prepare
@@ -25,8 +26,8 @@ from pipeline.records import PatchedImage, RawSample, RejectReason
 
 _START_TIMEOUT_S = 120.0  # importing torch on a busy node takes tens of seconds
 _GRACE_S = 5.0  # after which a child whose parent is gone ends itself
-# Pillow's image, our array and a decoder's own planes; measured: 7 to 12 bytes per pixel.
-_BYTES_PER_PIXEL, _BASE_BYTES = 16, 512 << 20
+# A JPEG needs 3 bytes per pixel, other formats 7, a WebP 16 (docs/images.md); half as much again.
+_BYTES_PER_PIXEL, _BASE_BYTES = 24, 512 << 20
 _SERVE = "import sys; from pipeline.decoder_child import serve; serve(int(sys.argv[1]))"
 
 Prepare = Callable[..., PatchedImage]
@@ -43,12 +44,12 @@ class DecoderChild:
         self,
         config: PreprocessConfig,
         *,
-        patch_size: int,
+        geometry: Geometry,
         kernel: str,
         function: Prepare = prepare,
     ) -> None:
         self._config = config
-        self._task = pickle.dumps((function, config, patch_size, kernel))
+        self._task = pickle.dumps((function, config, geometry, kernel))
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
@@ -145,7 +146,7 @@ class DecoderChild:
 def serve(fileno: int) -> None:
     """The child: answers each sample with a PatchedImage, a SampleError or a traceback."""
     with Connection(fileno) as pipe:
-        function, config, patch_size, kernel = pickle.loads(pipe.recv_bytes())
+        function, config, geometry, kernel = pickle.loads(pipe.recv_bytes())
         _limit_memory(_BASE_BYTES + _BYTES_PER_PIXEL * config.max_image_pixels)
         pipe.send(True)
         _close_stderr()
@@ -154,14 +155,14 @@ def serve(fileno: int) -> None:
                 sample = pipe.recv()
                 # The default action ends the process even where C code holds the interpreter.
                 signal.setitimer(signal.ITIMER_REAL, config.decode_timeout_s + _GRACE_S)
-                pipe.send(_answer(function, sample, config, patch_size, kernel))
+                pipe.send(_answer(function, sample, config, geometry, kernel))
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _answer(function: Prepare, sample: RawSample, *task: Any) -> PatchedImage | SampleError | str:
-    config, patch_size, kernel = task
+    config, geometry, kernel = task
     try:
-        return function(sample, config, patch_size=patch_size, kernel=kernel)
+        return function(sample, config, geometry=geometry, kernel=kernel)
     except SampleError as error:
         return error
     except MemoryError:

@@ -4,12 +4,17 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+
+from encoder.geometry import Geometry
+from encoder.output import Readout
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, OutputError, StorageError
 from pipeline.storage import Storage, canonical_url
@@ -19,6 +24,7 @@ EMBEDDINGS, REJECTS, FAILED = "embeddings", "rejects", "failed"
 # Versions that can matter when a figure or a vector is questioned later.
 _RECORDED = ("embedmill", "torch", "numpy", "pillow", "simplejpeg", "pyarrow", "ray", "obstore")
 _MAX_STEM = 80
+_HASH = re.compile(r"-([0-9a-f]{16})\.parquet$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +34,8 @@ class ModelFacts:
     checkpoint: str
     revision: str | None  # commit of a Hugging Face id
     digest: str  # sha256 over the vision tower's weights and configuration
-    patch_size: int
-    width: int  # D of the output
+    geometry: Geometry
+    readout: Readout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +56,19 @@ def make_fingerprint(config: RunConfig, model: ModelFacts, kernel: str) -> Finge
         "model.digest": model.digest,
         "model.revision": model.revision,
         "model.dtype": config.model_dtype,
-        "output.dtype": config.output.dtype,
-        "output.normalize": config.output.normalize,
+        "output.vectors": model.readout.vectors,
+        "output.layers": list(model.readout.states),
+        "output.final_norm": model.readout.norm_after is not None,
+        "output.normalize": model.readout.normalize,
+        "output.dtype": model.readout.dtype,
         "input.key_split": config.input.key_split,
         "input.image_extensions": sorted(config.input.image_extensions),
         "input.on_truncated": config.input.on_truncated,
         "input.metadata": [column.model_dump() for column in config.input.metadata],
     }
     for key, value in config.preprocess.model_dump().items():
+        fields[f"preprocess.{key}"] = value
+    for key, value in asdict(model.geometry).items():
         fields[f"preprocess.{key}"] = value
     fields["preprocess.resize_kernel"] = kernel  # what auto became
     return Fingerprint(fields=fields)
@@ -83,27 +94,24 @@ def failed_url(output: str, shard: str) -> str:
     return f"{output}/{FAILED}/{output_name(shard)}.json"
 
 
-def pending_shards(storage: Storage, output: str, urls: Iterable[str]) -> list[str]:
+def pending_shards(storage: Storage, output: str, urls: Sequence[str]) -> list[str]:
     """The shard URLs without an embeddings object, in their order; one listing is all it takes.
 
+    Shards are compared by the 64 bits in their names: some 40 bytes of memory each, not 300.
     Raises ConfigError where two shards would write one output.
     """
-    done = {
-        int(match.group(1), 16)
-        for info in storage.list(f"{output}/{EMBEDDINGS}/")
-        if (match := re.search(r"-([0-9a-f]{16})\.parquet$", info.url))
-    }
-    seen: set[int] = set()
-    pending = []
-    for url in urls:
-        shard = canonical_url(url)
-        number = int(_hash_hex(shard), 16)
-        if number in seen:
-            raise ConfigError(f"two input shards have one output name: {output_name(shard)}")
-        seen.add(number)
-        if number not in done:
-            pending.append(url)
-    return pending
+    done = array("Q")
+    for info in storage.list(f"{output}/{EMBEDDINGS}/"):
+        if match := _HASH.search(info.url):
+            done.append(int(match.group(1), 16))
+    names = np.fromiter((int(_hash_hex(canonical_url(url)), 16) for url in urls), np.uint64)
+    values, counts = np.unique(names, return_counts=True)
+    if len(values) < len(names):
+        where = int(np.argmax(names == values[np.argmax(counts)]))
+        name = output_name(canonical_url(urls[where]))
+        raise ConfigError(f"two input shards have one output name: {name}")
+    is_done = np.isin(names, np.frombuffer(done, dtype=np.uint64))
+    return [url for url, there in zip(urls, is_done, strict=True) if not there]
 
 
 def open_run(
@@ -120,8 +128,8 @@ def open_run(
             "checkpoint": model.checkpoint,
             "revision": model.revision,
             "digest": model.digest,
-            "patch_size": model.patch_size,
-            "width": model.width,
+            "geometry": asdict(model.geometry),
+            "readout": asdict(model.readout),
         },
         "config": config.model_dump(mode="json"),
         "versions": recorded_versions(),

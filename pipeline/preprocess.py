@@ -5,7 +5,7 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from encoder.grid import target_grid
+from encoder.geometry import Geometry
 from pipeline.colour import RGB
 from pipeline.config import PreprocessConfig
 from pipeline.decode import PixelBuffer, decode
@@ -24,30 +24,26 @@ _scratch = _Scratch()
 
 
 def prepare(
-    sample: RawSample, config: PreprocessConfig, *, patch_size: int, kernel: str
+    sample: RawSample, config: PreprocessConfig, *, geometry: Geometry, kernel: str
 ) -> PatchedImage:
-    """The patches of one image, with the bytes of transformers' Siglip2ImageProcessor.
+    """The patches of one image, with the bytes of transformers' SigLIP image processors.
 
     Raises SampleError where the image is bad; anything else is a fault of ours.
     """
 
-    def grid_of(height: int, width: int) -> tuple[int, int]:
-        budget = config.max_num_patches
-        return target_grid(height, width, patch_size=patch_size, max_num_patches=budget)
-
     def twice_the_target(height: int, width: int) -> tuple[int, int]:
-        h, w = grid_of(height, width)
-        return 2 * h * patch_size, 2 * w * patch_size
+        target_height, target_width = geometry.resized(height, width)
+        return 2 * target_height, 2 * target_width
 
     needed = twice_the_target if config.decode == "reduced" else None
     image = decode(sample.image, config, needed=needed, buffer=_scratch.buffer)
-    h, w = grid_of(*image.source_size)
-    resized = resize(image.pixels, h * patch_size, w * patch_size, kernel)
+    height, width = geometry.resized(*image.source_size)
+    resized = resize(image.pixels, height, width, kernel, geometry.resample)
     return PatchedImage(
         id=sample.id,
         index=sample.index,
-        pixel_values=patchify(resized, patch_size),
-        grid=(h, w),
+        pixel_values=patchify(resized, geometry.patch_size),
+        grid=geometry.grid(*image.source_size),
         source_size=image.source_size,
         truncated=image.truncated,
         metadata=sample.metadata,
@@ -55,8 +51,12 @@ def prepare(
 
 
 def patchify(image: RGB, patch_size: int) -> NDArray[np.uint8]:
-    """u8 [h * w, patch_size^2 * 3]: patches row-major; in a patch row, column, channel fastest."""
+    """u8 [h * w, patch_size^2 * 3]: patches row-major; in a patch row, column, channel fastest.
+
+    Whole patches from the top left; what is left on the right and at the bottom is dropped.
+    """
     height, width, channels = image.shape
     h, w = height // patch_size, width // patch_size
-    blocks = image.reshape(h, patch_size, w, patch_size * channels)
+    whole = image[: h * patch_size, : w * patch_size]
+    blocks = whole.reshape(h, patch_size, w, patch_size * channels)
     return blocks.transpose(0, 2, 1, 3).reshape(h * w, patch_size * patch_size * channels)

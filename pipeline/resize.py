@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from encoder.geometry import Resample
 from pipeline.colour import RGB
 from pipeline.errors import ConfigError
 
 Kernel = Literal["torch", "pillow"]
+_PILLOW = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 @functools.cache
@@ -43,21 +45,23 @@ def resolve_kernel(setting: Literal["torch", "pillow", "auto"]) -> Kernel:
     return setting
 
 
-def resize(image: RGB, height: int, width: int, kernel: str) -> RGB:
-    """The image at height x width px, u8 [height, width, 3]: antialiased bilinear.
+def resize(
+    image: RGB, height: int, width: int, kernel: str, resample: Resample = "bilinear"
+) -> RGB:
+    """The image at height x width px, u8 [height, width, 3]: antialiased.
 
-    `torch` gives the bytes of transformers' Siglip2ImageProcessor. `pillow` differs from it by at
+    `torch` gives the bytes of transformers' SigLIP image processors. `pillow` differs from it by at
     most one level.
     """
     if kernel == "torch":
-        return _resize_torch(image, height, width)
-    resized = Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR)
+        return _resize_torch(image, height, width, resample)
+    resized = Image.fromarray(image).resize((width, height), _PILLOW[resample])
     return np.asarray(resized)
 
 
-def _resize_torch(image: RGB, height: int, width: int) -> RGB:
+def _resize_torch(image: RGB, height: int, width: int, resample: Resample) -> RGB:
     # The batch axis comes first in numpy: torch takes the tensor for channels-last only then,
     # and needs no transposed copy on either side.
     batch = torch.from_numpy(image[None]).permute(0, 3, 1, 2)
-    resized = F.interpolate(batch, size=(height, width), mode="bilinear", antialias=True)
+    resized = F.interpolate(batch, size=(height, width), mode=resample, antialias=True)
     return resized.permute(0, 2, 3, 1)[0].numpy()

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from encoder.batch import PackedBatch
-from pipeline.config import RunConfig
+from encoder.output import Output
+from pipeline.config import OutputConfig, RunConfig
 from pipeline.errors import RejectionLimitError, SampleError
 from pipeline.manifest import Fingerprint, ModelFacts, recorded_versions
 from pipeline.packing import group_images, make_pack
@@ -33,7 +34,7 @@ from pipeline.shards import ShardSamples
 from pipeline.storage import Storage, canonical_url
 from pipeline.writer import Lease, Outcome, ShardWriter, embeddings_schema
 
-Encode = Callable[[PackedBatch], Any]  # -> float32 [N, D]
+Encode = Callable[[PackedBatch], Any]  # -> float [N, D] vectors or [T, D] tokens
 Prepare = Callable[[RawSample], PatchedImage]  # raises SampleError
 
 
@@ -49,8 +50,7 @@ class RunPlan:
 
     @property
     def schema(self) -> pa.Schema:
-        config = self.config
-        return embeddings_schema(config, self.model.width)
+        return embeddings_schema(self.config, self.model.readout.width)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,12 +67,23 @@ class _Tally:
     )
 
 
+def wanted_output(config: OutputConfig) -> Output:
+    """What the encoder is asked for."""
+    return Output(
+        vectors=config.vectors,
+        layers=None if config.layers is None else tuple(config.layers),
+        final_norm=config.final_norm,
+        normalize=config.normalize,
+        dtype=config.dtype,
+    )
+
+
 def image_preparer(plan: RunPlan) -> Prepare:
     """`pipeline.preprocess.prepare` with the settings of the run."""
     return partial(
         prepare,
         config=plan.config.preprocess,
-        patch_size=plan.model.patch_size,
+        geometry=plan.model.geometry,
         kernel=plan.kernel,
     )
 
@@ -105,10 +116,7 @@ def prepare_shard(
             yield from _unsent(tally)
             start = time.perf_counter()
             pack = make_pack(group)
-            pack.batch.check_grids(
-                patch_size=plan.model.patch_size,
-                max_num_patches=config.preprocess.max_num_patches,
-            )
+            pack.batch.check_grids(plan.model.geometry)
             tally.seconds["pack"] += time.perf_counter() - start
             tally.packed += pack.batch.num_images
             start = time.perf_counter()
@@ -216,10 +224,7 @@ def shard_writer(lease: Lease, plan: RunPlan, storage: Storage, encoder: str) ->
 
 def encode_pack(pack: Pack, encode: Encode, plan: RunPlan) -> EmbeddingBlock:
     """The vectors of one pack, checked at this boundary too."""
-    pack.batch.check_grids(
-        patch_size=plan.model.patch_size,
-        max_num_patches=plan.config.preprocess.max_num_patches,
-    )
+    pack.batch.check_grids(plan.model.geometry)
     ids: tuple[Any, ...] = pack.batch.ids
     return EmbeddingBlock(ids=ids, vectors=encode(pack.batch))
 

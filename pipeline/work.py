@@ -5,11 +5,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from encoder.checkpoint import describe_checkpoint
+from encoder.config import CheckpointError
 from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
 from pipeline.manifest import ModelFacts, make_fingerprint, pending_shards
 from pipeline.resize import resolve_kernel
 from pipeline.specs import list_shards
-from pipeline.stage import RunPlan
+from pipeline.stage import RunPlan, wanted_output
 from pipeline.storage import Storage, canonical_url
 
 
@@ -48,6 +50,27 @@ class Progress:
         return self.total - self.already_done - self.done - self.lost - len(self.failed)
 
 
+def _model_facts(config: RunConfig) -> ModelFacts:
+    model, budget = config.model, config.packing.token_budget
+    described = describe_checkpoint(model.checkpoint, revision=model.revision, prefix=model.prefix)
+    try:
+        geometry = described.geometry(max_num_patches=config.preprocess.max_num_patches)
+    except CheckpointError as error:
+        raise ConfigError(f"preprocess and model.checkpoint contradict: {error}") from error
+    if geometry.max_num_patches > budget:
+        raise ConfigError(
+            f"packing.token_budget must hold an image of {geometry.max_num_patches} patches, as "
+            f"{model.checkpoint} makes them, got {budget}"
+        )
+    return ModelFacts(
+        checkpoint=model.checkpoint,
+        revision=described.revision,
+        digest=described.digest,
+        geometry=geometry,
+        readout=described.readout(wanted_output(config.output)),
+    )
+
+
 def prepare_work(config: RunConfig, storage: Storage) -> Work:
     """The plan of a run and what is left to do. Reads the checkpoint's digest and two listings.
 
@@ -55,14 +78,7 @@ def prepare_work(config: RunConfig, storage: Storage) -> Work:
     """
     output = canonical_url(config.output.path)
     shards = list_shards(config.input, storage)
-    facts = describe_checkpoint(config.model.checkpoint, revision=config.model.revision)
-    model = ModelFacts(
-        checkpoint=config.model.checkpoint,
-        revision=facts.revision,
-        digest=facts.digest,
-        patch_size=facts.config.patch_size,
-        width=facts.config.hidden_size,
-    )
+    model = _model_facts(config)
     kernel = resolve_kernel(config.preprocess.resize_kernel)
     plan = RunPlan(
         config=config,

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from pipeline.config import MAX_SHARD_OUTPUT_BYTES, RunConfig
 from pipeline.errors import InvariantError, ShardError
@@ -75,11 +76,15 @@ def embeddings_schema(config: RunConfig, width: int) -> pa.Schema:
     """The columns of an embeddings file; the same for every shard of a run."""
     value = pa.float16() if config.output.dtype == "float16" else pa.float32()
     vector = pa.list_(pa.field("element", value, nullable=False), width)
+    column = pa.field("embedding", vector, nullable=False)
+    if config.output.vectors == "tokens":
+        tokens = pa.list_(pa.field("element", vector, nullable=False))
+        column = pa.field("tokens", tokens, nullable=False)
     fields = [
         pa.field("key", pa.string(), nullable=False),
         pa.field("shard", pa.string(), nullable=False),
         pa.field("index", pa.int64(), nullable=False),
-        pa.field("embedding", vector, nullable=False),
+        column,
     ]
     fields += [
         pa.field(name, pa.int32(), nullable=False)
@@ -109,6 +114,8 @@ class ShardWriter:
     ) -> None:
         self._lease, self._storage, self._output = lease, storage, output
         self._schema, self._footer = schema, footer
+        self._column = "tokens" if "tokens" in schema.names else "embedding"
+        self._dtype = _value_type(schema.field(self._column).type)
         self._pending: dict[int, dict[str, Any] | None] = {}  # by sample index; None: rejected
         self._next_index = 0
         self._ready: list[dict[str, Any]] = []
@@ -139,18 +146,25 @@ class ShardWriter:
                 self._rejects_writer.close()
 
     def add(self, pack: Pack, block: EmbeddingBlock) -> None:
-        """None; takes the vectors of a pack. Images with non-finite vectors become rejections.
+        """None; takes what the encoder made of a pack.
+
+        Images whose values are not finite in the output's type become rejections.
 
         Raises InvariantError where the block is not that of the pack, or a sample came before,
         ShardError where the output grows too large, StorageError where the local disk is full.
         """
-        if block.ids != pack.batch.ids or len(block.vectors) != pack.batch.num_images:
-            raise InvariantError(f"{self._lease.shard}: vectors do not belong to the pack")
-        finite = np.asarray(np.isfinite(block.vectors).all(axis=1))
         batch = pack.batch
+        tokens = self._column == "tokens"
+        rows = batch.num_tokens if tokens else batch.num_images
+        if block.ids != batch.ids or len(block.vectors) != rows:
+            raise InvariantError(f"{self._lease.shard}: vectors do not belong to the pack")
+        ends = batch.cu_seqlens[1:-1] if tokens else np.arange(1, rows)
+        images = np.split(block.vectors, ends)
         for position, (sample, row) in enumerate(zip(block.ids, pack.rows, strict=True)):
-            if not finite[position]:
-                self.reject([_non_finite(sample, row.index)])
+            with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite
+                values = images[position].astype(self._dtype)  # a copy: the pack's memory can go
+            if not np.isfinite(values).all():
+                self.reject([_non_finite(sample, row.index, block.faults.get(position, ""))])
                 continue
             height, width = batch.source_sizes[position]
             grid_h, grid_w = batch.spatial_shapes[position]
@@ -160,7 +174,7 @@ class ShardWriter:
                     "key": sample.key,
                     "shard": sample.shard,
                     "index": row.index,
-                    "embedding": block.vectors[position],
+                    self._column: values,
                     "height": int(height),
                     "width": int(width),
                     "grid_h": int(grid_h),
@@ -235,7 +249,7 @@ class ShardWriter:
             self._next_index += 1
             if row is not None:
                 self._ready.append(row)
-                self._ready_bytes += row["embedding"].nbytes
+                self._ready_bytes += row[self._column].nbytes
         if len(self._ready) >= _ROW_GROUP or self._ready_bytes >= _ROW_GROUP_BYTES:
             self._flush()
 
@@ -305,17 +319,29 @@ def _spooling() -> AbstractContextManager[None]:
 def _rows_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     columns = []
     for column in schema:
-        values = [row.get(column.name) for row in rows]
+        values: list[Any] = [row.get(column.name) for row in rows]
         if column.name == "embedding":
             columns.append(_vectors(values, column.type))
+        elif column.name == "tokens":
+            offsets = np.cumsum([0, *(len(tokens) for tokens in values)], dtype=np.int32)
+            vectors = _vectors(values, column.type.value_type)
+            columns.append(pa.ListArray.from_arrays(offsets, vectors, type=column.type))
         else:
             columns.append(pa.array(values, type=column.type))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _vectors(vectors: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    dtype = np.float16 if kind.value_type == pa.float16() else np.float32
-    flat = np.stack(vectors).astype(dtype).reshape(-1)
+def _value_type(kind: pa.DataType) -> np.dtype[Any]:
+    """float16 or float32, from within the lists of a column."""
+    while pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    value: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return value
+
+
+def _vectors(images: Sequence[NDArray[np.floating]], kind: pa.DataType) -> pa.Array:
+    """One vector for each row of the images [n, D]."""
+    flat = np.concatenate(images).reshape(-1)
     return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=kind)
 
 
@@ -331,10 +357,10 @@ def _rejects_table(items: Sequence[Rejection]) -> pa.Table:
     return pa.table(columns, schema=REJECTS_SCHEMA)
 
 
-def _non_finite(sample: SampleId, index: int) -> Rejection:
+def _non_finite(sample: SampleId, index: int, fault: str) -> Rejection:
     return Rejection(
         id=sample,
         index=index,
         reason=RejectReason.NON_FINITE,
-        detail="the encoder returned NaN or infinity for this image",
+        detail=fault or "the encoder returned NaN or infinity for this image",
     )

@@ -11,10 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from encoder.batch import PackedBatch, PackMismatchError, check_packed
+from encoder.geometry import Geometry
 from encoder.grid import target_grids
 
 BUDGET = 64
-RULE = {"patch_size": 16, "max_num_patches": BUDGET}
+RULE = Geometry(patch_size=16, max_num_patches=BUDGET)
 SENTENCE = r"^Packed pixel_values token count does not match spatial_shapes: {} vs {}\. "
 # Target grids at 64 patches: lying, upright, square, panorama, lying (patches of the first).
 SIZES = [(480, 640), (640, 480), (512, 512), (180, 1000), (720, 960)]
@@ -38,7 +39,7 @@ def fields(sizes=SIZES, patch_size=16):
 def fault_of(**changed):
     """The message for a pack that is made of these fields."""
     with pytest.raises(PackMismatchError) as caught:
-        PackedBatch(**changed).check_grids(**RULE)
+        PackedBatch(**changed).check_grids(RULE)
     return str(caught.value)
 
 
@@ -58,7 +59,7 @@ ALL = {"lengths": LENGTHS, "keys": KEYS, "source_sizes": SIZES, "max_num_patches
 
 
 def test_the_examples_are_target_grids():
-    assert target_grids(np.array(SIZES), **RULE).tolist() == [list(grid) for grid in GRIDS]
+    assert RULE.grids(np.array(SIZES)).tolist() == [list(grid) for grid in GRIDS]
 
 
 # PackedBatch: any single corruption
@@ -70,7 +71,7 @@ sizes_of_packs = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
 @given(sizes_of_packs)
 def test_a_valid_pack_passes(sizes):
     pack = PackedBatch(**fields(sizes))
-    pack.check_grids(**RULE)
+    pack.check_grids(RULE)
     assert (pack.num_images, pack.num_tokens) == (len(sizes), len(pack.pixel_values))
     check_packed(
         pack.pixel_values,
@@ -84,7 +85,7 @@ def test_a_valid_pack_passes(sizes):
 
 def test_an_empty_pack_passes():
     pack = PackedBatch(**fields([]))
-    pack.check_grids(**RULE)
+    pack.check_grids(RULE)
     assert (pack.num_images, pack.num_tokens) == (0, 0)
 
 
@@ -224,9 +225,25 @@ def test_fields_that_are_no_pack_are_refused(field, value, message):
         PackedBatch(**{**fields(), field: value})
 
 
+def test_a_fixed_resolution_has_one_grid_for_every_source():
+    square = Geometry(patch_size=16, max_num_patches=16, square=70)
+    made = fields(np.array([[480, 640], [3, 5]]))
+    made["spatial_shapes"][:] = 4
+    made["cu_seqlens"][:] = (0, 16, 32)
+    made["pixel_values"] = np.zeros((32, 768), np.uint8)
+    pack = PackedBatch(**made)
+    pack.check_grids(square)
+    with pytest.raises(PackMismatchError, match="the patches are of 16 px"):
+        pack.check_grids(Geometry(patch_size=17, max_num_patches=16, square=70))
+    pack.spatial_shapes[1] = (2, 8)
+    message = r"to 70 x 70 px, the grid \(4, 4\) at patch_size 16, .* Image 1 \('key-1'\) has the grid \(2, 8\)"
+    with pytest.raises(PackMismatchError, match=message):
+        pack.check_grids(square)
+
+
 def test_patches_of_another_size_are_refused_by_check_grids():
     with pytest.raises(PackMismatchError, match=r"has 588, the width of patch size 14\."):
-        PackedBatch(**fields(patch_size=14)).check_grids(**RULE)
+        PackedBatch(**fields(patch_size=14)).check_grids(RULE)
 
 
 def test_a_pickled_pack_checks_again_when_asked():
@@ -589,6 +606,7 @@ def test_one_wrong_grid_among_equal_ones_is_not_called_padding():
     ("facts", "message"),
     [
         ({"lengths": np.cumsum([0, *LENGTHS])}, "found cu_seqlens: pass its differences"),
+        ({"lengths": [0, 63, 64, 51, 63]}, "lengths says 0 for Image 0"),
         (
             {"lengths": [63, 0, 64, 51, 63]},
             "Every image must have rows, lengths says 0 for Image 1",

@@ -3,14 +3,24 @@
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from encoder.infer import load_encoder
+from encoder.output import Output
+from encoder.seeded import write_seeded_checkpoint
 from pipeline.config_file import load_config
-from pipeline.errors import InvariantError, OutputError
+from pipeline.errors import ConfigError, InvariantError, OutputError
 from pipeline.manifest import open_run
 from pipeline.records import Pack
-from pipeline.stage import encode_pack, image_preparer, prepare_shard, run_plain, shard_writer
+from pipeline.stage import (
+    encode_pack,
+    image_preparer,
+    prepare_shard,
+    run_plain,
+    shard_writer,
+    wanted_output,
+)
 from pipeline.storage import Storage
 from pipeline.work import prepare_work
 from pipeline.writer import Lease
@@ -23,7 +33,9 @@ def run(config_path):
     storage = Storage(config.storage)
     work = prepare_work(config, storage)
     open_run(storage, work.plan.output, config, work.plan.model, work.plan.fingerprint)
-    encoder = load_encoder(config.model.checkpoint, device="cpu")
+    encoder = load_encoder(
+        config.model.checkpoint, device="cpu", output=wanted_output(config.output)
+    )
     leases = [Lease(url=url) for url in work.pending]
     return work, list(run_plain(leases, work.plan, storage, encoder))
 
@@ -137,7 +149,7 @@ def test_vectors_that_are_not_finite_become_rejections(two_shards, write_config,
     work = prepare_work(config, storage)
 
     def encode(batch):
-        vectors = np.ones((batch.num_images, work.plan.model.width), dtype=np.float32)
+        vectors = np.ones((batch.num_images, work.plan.model.readout.width), dtype=np.float32)
         vectors[[sample.key == "anemones" for sample in batch.ids]] = np.nan
         return vectors
 
@@ -178,6 +190,120 @@ def test_a_shard_that_lost_a_row_is_never_published(two_shards, write_config, tm
 def test_run_file_records_configuration_and_versions(two_shards, write_config, tmp_path):
     run(write_config())
     record = json.loads((tmp_path / "out" / "_run.json").read_text())
-    assert record["config"]["preprocess"]["max_num_patches"] == 256
+    assert record["fields"]["preprocess.max_num_patches"] == 256
     assert record["fields"]["preprocess.resize_kernel"] in ("torch", "pillow")
     assert record["versions"].keys() >= {"embedmill", "torch", "ray"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_tokens_are_lists_that_the_grid_unflattens(two_shards, write_config, tmp_path, dtype):
+    layers = {"vectors": "tokens", "layers": [-2, -1], "dtype": dtype}
+    _, results = run(write_config(output={"path": str(tmp_path / "out"), **layers}))
+    assert all(result.report.balanced for result in results)
+    for path in sorted((tmp_path / "out" / "embeddings").glob("*.parquet")):
+        table = pq.read_table(path)
+        kind = table.schema.field("tokens").type
+        assert (kind.value_type.list_size, str(kind.value_type.value_type)) == (
+            384,
+            {"float16": "halffloat", "float32": "float"}[dtype],
+        )
+        assert not table.schema.field("tokens").nullable
+        assert "embedding" not in table.column_names
+    rows = read_rows(tmp_path / "out")
+    assert len(rows) == 10
+    for row in rows:
+        tokens = np.array(row["tokens"]).reshape(row["grid_h"], row["grid_w"], 384)
+        assert np.isfinite(tokens).all()
+        assert len({tuple(token[:3]) for token in tokens.reshape(-1, 384)}) > 1
+
+
+def test_tokens_of_a_run_are_those_of_each_image_alone(
+    two_shards, write_config, tmp_path, checkpoint
+):
+    output = {"path": str(tmp_path / "out"), "dtype": "float32", "vectors": "tokens"}
+    work, _ = run(write_config(output=output, packing={"token_budget": 600}))
+    rows = {row["key"]: row["tokens"] for row in read_rows(tmp_path / "out")}
+    alone = load_encoder(checkpoint, device="cpu", output=Output(vectors="tokens"))
+    storage = Storage(work.plan.config.storage)
+    for url in work.pending:
+        for item in prepare_shard(url, work.plan, storage, image_preparer(work.plan)):
+            if isinstance(item, Pack):
+                ends = item.batch.cu_seqlens[1:-1]
+                for sample, tokens in zip(
+                    item.batch.ids, np.split(alone(item.batch), ends), strict=True
+                ):
+                    found = np.array(rows.pop(sample.key))
+                    assert np.abs(found - tokens).max() <= 2e-6 * np.abs(tokens).max()
+    assert not rows
+
+
+def test_means_are_vectors_like_pooled_ones(two_shards, write_config, tmp_path):
+    output = {"path": str(tmp_path / "out"), "dtype": "float32", "vectors": "mean"}
+    work, _ = run(write_config(output=output))
+    rows = read_rows(tmp_path / "out")
+    np.testing.assert_allclose([np.linalg.norm(r["embedding"]) for r in rows], 1, atol=1e-6)
+    assert work.plan.fingerprint.fields["output.vectors"] == "mean"
+
+
+def test_outputs_of_two_kinds_do_not_mix(two_shards, write_config, tmp_path):
+    run(write_config())
+    path = {"path": str(tmp_path / "out"), "dtype": "float32"}
+    for change, said in [
+        ({"vectors": "mean"}, "output.vectors: 'pooled' there, 'mean' now"),
+        ({"vectors": "mean", "layers": [2, 3]}, "output.layers: [4] there, [2, 3] now"),
+        ({"vectors": "mean", "final_norm": False}, "output.final_norm: True there, False now"),
+        ({"vectors": "tokens"}, "output.normalize: True there, False now"),
+    ]:
+        with pytest.raises(OutputError) as caught:
+            run(write_config(output=path | change))
+        assert said in str(caught.value)
+
+
+def test_values_that_float16_cannot_hold_are_rejections(two_shards, write_config, tmp_path):
+    config = load_config(write_config(output={"path": str(tmp_path / "out"), "dtype": "float16"}))
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+
+    def encode(batch):
+        vectors = np.ones((batch.num_images, work.plan.model.readout.width), dtype=np.float32)
+        vectors[[sample.key == "anemones" for sample in batch.ids], 5] = 65_536
+        return vectors
+
+    list(run_plain([Lease(url=url) for url in work.pending], work.plan, storage, encode))
+    reasons = {reject["key"]: reject["reason"] for reject in read_rejects(tmp_path / "out")}
+    assert reasons == {"anemones": "non_finite", "broken": "unknown_format"}
+
+
+@pytest.fixture
+def fixed_checkpoint(tmp_path):
+    return write_seeded_checkpoint(tmp_path / "fixed", image_size=70, patch_size=16)
+
+
+def test_a_fixed_resolution_checkpoint_makes_squares_of_every_photo(
+    two_shards, write_config, tmp_path, fixed_checkpoint
+):
+    work, _ = run(write_config(model={"checkpoint": str(fixed_checkpoint)}))
+    rows = read_rows(tmp_path / "out")
+    assert {(row["grid_h"], row["grid_w"]) for row in rows} == {(4, 4)}
+    assert len({(row["height"], row["width"]) for row in rows}) > 1
+    fields = work.plan.fingerprint.fields
+    assert (fields["preprocess.square"], fields["preprocess.max_num_patches"]) == (70, 16)
+
+
+def test_patches_given_against_a_fixed_resolution_are_refused_with_both(
+    two_shards, write_config, fixed_checkpoint
+):
+    path = write_config(
+        model={"checkpoint": str(fixed_checkpoint)}, preprocess={"max_num_patches": 256}
+    )
+    with pytest.raises(ConfigError) as caught:
+        run(path)
+    assert "max_num_patches is 256, but " in str(caught.value)
+    assert "preprocessor_config.json says that images are resized to 70 x 70 px" in str(
+        caught.value
+    )
+
+
+def test_a_pack_that_cannot_hold_an_image_of_the_checkpoint_is_refused(two_shards, write_config):
+    with pytest.raises(ConfigError, match=r"must hold an image of 256 patches, as .*, got 100"):
+        run(write_config(packing={"token_budget": 100}))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from golden_images import BUDGETS, GOLDEN, images
 
+from encoder.geometry import Geometry
 from pipeline.config import PreprocessConfig
 from pipeline.preprocess import prepare
 from pipeline.records import PatchedImage, RawSample, SampleId
@@ -25,8 +26,8 @@ def prepare_image(image, budget, kernel="torch") -> PatchedImage:
     sample = RawSample(
         id=SampleId(shard="file:///s.tar", key="k"), index=0, member="k.png", image=png.getvalue()
     )
-    config = PreprocessConfig(max_num_patches=budget)
-    return prepare(sample, config, patch_size=16, kernel=kernel)
+    geometry = Geometry(patch_size=16, max_num_patches=budget)
+    return prepare(sample, PreprocessConfig(), geometry=geometry, kernel=kernel)
 
 
 def digest(array) -> str:

@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from encoder.batch import PackedBatch
+from encoder.geometry import Geometry
+from encoder.output import Readout
 from pipeline.config import RunConfig
 from pipeline.manifest import ModelFacts, embeddings_url, make_fingerprint, open_run
 from pipeline.records import (
@@ -23,7 +25,20 @@ from pipeline.storage import Storage
 from pipeline.writer import Lease, ShardWriter, embeddings_schema
 
 WIDTH = 8
-MODEL = ModelFacts(checkpoint="seeded", revision=None, digest="d" * 64, patch_size=16, width=WIDTH)
+MODEL = ModelFacts(
+    checkpoint="seeded",
+    revision=None,
+    digest="d" * 64,
+    geometry=Geometry(patch_size=16, max_num_patches=256),
+    readout=Readout(
+        vectors="pooled",
+        states=(2,),
+        norm_after=2,
+        normalize=True,
+        dtype="float32",
+        width=WIDTH,
+    ),
+)
 
 
 class Output:

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.preprocess import prepare
 
 
-def planted(sample, config, *, patch_size, kernel):
+def planted(sample, config, *, geometry, kernel):
     if sample.member == "segfault":
         ctypes.string_at(0)
     if sample.member == "abort":
@@ -31,5 +31,5 @@ def planted(sample, config, *, patch_size, kernel):
         print("noise", file=sys.stderr, flush=True)
     if sample.member == "sleep":
         time.sleep(0.2)
-    patched = prepare(sample, config, patch_size=patch_size, kernel=kernel)
+    patched = prepare(sample, config, geometry=geometry, kernel=kernel)
     return replace(patched, metadata={"pid": os.getpid()})

@@ -27,11 +27,15 @@ def with_section(text):
     return GOOD + text
 
 
+def with_output(text):
+    return GOOD.replace("path: out/", f"path: out/, {text}")
+
+
 def test_the_smallest_configuration_has_the_documented_defaults():
     config = parse(GOOD)
     assert config.input.shards == "data/{00000..00003}.tar"
     assert (config.output.dtype, config.output.normalize) == ("float16", True)
-    assert config.preprocess.max_num_patches == 256
+    assert config.preprocess.max_num_patches is None  # the checkpoint's
     assert config.packing.token_budget == 16384
     assert (config.workers.encoders.min, config.workers.encoders.num_gpus) == (1, 1)
     assert (config.workers.preprocessors.max, config.workers.start_timeout_s) == (2, 600)
@@ -43,12 +47,35 @@ def test_the_smallest_configuration_has_the_documented_defaults():
     [
         (with_section("packing: {token_buget: 1}"), "did you mean token_budget?"),
         (with_section("packings: {}"), "packings: unknown key (did you mean packing?)"),
-        (with_section("packing: {token_budget: many}"), "packing.token_budget: should be a valid int"),
-        (with_section("packing: {token_budget: 100}"), "preprocess.max_num_patches (256), got 100"),
-        (with_section("preprocess: {decode: fast}"), "preprocess.decode: should be 'exact' or 'red"),
+        (
+            with_section("packing: {token_budget: many}"),
+            "packing.token_budget: should be a valid int",
+        ),
+        (
+            with_section("packing: {token_budget: 100}\npreprocess: {max_num_patches: 256}"),
+            "preprocess.max_num_patches (256), got 100",
+        ),
+        (with_output("layers: [-2]"), "layers has no effect on vectors: pooled; leave it out"),
+        (with_output("final_norm: false"), "final_norm has no effect on vectors: pooled"),
+        (
+            with_output("vectors: tokens, normalize: true"),
+            "normalize has no effect on vectors: tok",
+        ),
+        (with_output("vectors: mean, layers: []"), "layers must name at least one layer"),
+        (with_output("vectors: all"), "output.vectors: should be 'pooled', 'mean' or 'tokens'"),
+        (
+            with_section("preprocess: {decode: fast}"),
+            "preprocess.decode: should be 'exact' or 'red",
+        ),
         (with_section("workers: {encoders: {min: 3, max: 2}}"), "min 3 and max 2"),
-        (with_section("limits: {max_reject_share: 1.5}"), "limits.max_reject_share: should be less"),
-        (GOOD.replace("some/model}", "some/model, revision: 1234567}"), 'write "1234567" with quotes'),
+        (
+            with_section("limits: {max_reject_share: 1.5}"),
+            "limits.max_reject_share: should be less",
+        ),
+        (
+            GOOD.replace("some/model}", "some/model, revision: 1234567}"),
+            'write "1234567" with quotes',
+        ),
         (GOOD.replace('"data/{00000..00003}.tar"', "{00000..00003}.tar"), "double quotes"),
         (GOOD.replace('"data/{00000..00003}.tar"', "*.tar"), "double quotes"),
         (GOOD.replace("path: out/", "dtype: float16"), "output.path: must be given"),

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from encoder.geometry import Geometry
 from pipeline.config import PreprocessConfig
 from pipeline.decode import decode
 from pipeline.errors import SampleError
@@ -29,6 +30,7 @@ CORPORA = Path(
 )
 FOLDERS = ("photos", "hard", "broken")
 DROP = PreprocessConfig(background="drop")
+GEOMETRY = Geometry(patch_size=16, max_num_patches=256)
 SCALED_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # where Pillow's convert clips
 
 pytestmark = [
@@ -54,7 +56,9 @@ def outcome(name, data):
         id=SampleId(shard="file:///s.tar", key=name), index=0, member=name, image=data
     )
     try:
-        patched = prepare(sample, PreprocessConfig(), patch_size=16, kernel=resolve_kernel("auto"))
+        patched = prepare(
+            sample, PreprocessConfig(), geometry=GEOMETRY, kernel=resolve_kernel("auto")
+        )
     except SampleError as error:
         check_detail(error.detail)
         return error.reason

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from planted_decoders import planted
 
+from encoder.geometry import Geometry
 from pipeline.config import PreprocessConfig
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import SampleError, StageError
@@ -18,7 +19,8 @@ from pipeline.records import RawSample, RejectReason, SampleId
 PHOTO = (
     Path(__file__).parents[2] / "pipeline" / "demo_photos" / "sand-64px-16bit.png"
 ).read_bytes()
-CONFIG = PreprocessConfig(max_num_patches=16, decode_timeout_s=1.0, max_image_pixels=1_000_000)
+CONFIG = PreprocessConfig(decode_timeout_s=1.0, max_image_pixels=1_000_000)
+GEOMETRY = Geometry(patch_size=16, max_num_patches=16)
 
 
 def sample(member="photo.png", image=PHOTO):
@@ -29,7 +31,7 @@ def sample(member="photo.png", image=PHOTO):
 
 @pytest.fixture(scope="module")
 def child():
-    with DecoderChild(CONFIG, patch_size=16, kernel="pillow", function=planted) as child:
+    with DecoderChild(CONFIG, geometry=GEOMETRY, kernel="pillow", function=planted) as child:
         yield child
 
 
@@ -38,9 +40,9 @@ def pid_of(child):
 
 
 def test_result_is_that_of_prepare():
-    with DecoderChild(CONFIG, patch_size=16, kernel="pillow") as child:
+    with DecoderChild(CONFIG, geometry=GEOMETRY, kernel="pillow") as child:
         found = child.prepare(sample())
-    expected = prepare(sample(), CONFIG, patch_size=16, kernel="pillow")
+    expected = prepare(sample(), CONFIG, geometry=GEOMETRY, kernel="pillow")
     np.testing.assert_array_equal(found.pixel_values, expected.pixel_values)
     assert (found.id, found.index, found.grid) == (expected.id, expected.index, expected.grid)
 
@@ -111,7 +113,7 @@ def test_child_that_died_between_images_is_replaced(child):
 def test_child_that_cannot_start_says_why(monkeypatch):
     monkeypatch.setattr("pipeline.decoder_child._SERVE", "raise SystemExit('no such wheel')")
     with (
-        DecoderChild(CONFIG, patch_size=16, kernel="pillow") as child,
+        DecoderChild(CONFIG, geometry=GEOMETRY, kernel="pillow") as child,
         pytest.raises(StageError, match="no such wheel"),
     ):
         child.prepare(sample())
@@ -121,7 +123,7 @@ def test_child_that_cannot_start_says_why(monkeypatch):
 def test_hanging_child_ends_itself_when_its_parent_was_killed():
     code = (
         "from test_decoder_child import *\n"
-        "child = DecoderChild(CONFIG, patch_size=16, kernel='pillow', function=planted)\n"
+        "child = DecoderChild(CONFIG, geometry=GEOMETRY, kernel='pillow', function=planted)\n"
         "print(pid_of(child), flush=True)\n"
         "child.prepare(sample('hang'))\n"
     )

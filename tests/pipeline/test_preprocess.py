@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from encoder.grid import target_grid
+from encoder.geometry import Geometry
 from pipeline.config import PreprocessConfig
 from pipeline.errors import SampleError
 from pipeline.preprocess import patchify, prepare
@@ -24,7 +24,10 @@ def png(array):
     return file.getvalue()
 
 
-def patched(image, *, patch_size=16, kernel="pillow", **settings):
+DEFAULT = Geometry(patch_size=16, max_num_patches=256)
+
+
+def patched(image, *, geometry=DEFAULT, kernel="pillow", **settings):
     sample = RawSample(
         id=SampleId(shard="file:///s.tar", key="a"),
         index=7,
@@ -33,7 +36,7 @@ def patched(image, *, patch_size=16, kernel="pillow", **settings):
         metadata={"caption": "x"},
     )
     config = PreprocessConfig(**settings)
-    return prepare(sample, config, patch_size=patch_size, kernel=kernel)
+    return prepare(sample, config, geometry=geometry, kernel=kernel)
 
 
 def noise(height, width, seed=0):
@@ -51,16 +54,32 @@ def test_values_of_patches_run_by_row_column_and_channel():
         np.testing.assert_array_equal(patches[patch], expected)
 
 
-@pytest.mark.parametrize("patch_size", [14, 16, 32])
-def test_everything_but_the_pixels_is_handed_on(patch_size):
-    found = patched(FALCON, patch_size=patch_size, max_num_patches=64)
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        *(Geometry(patch_size=size, max_num_patches=64) for size in (14, 16, 32)),
+        Geometry(patch_size=14, max_num_patches=16, square=60),
+    ],
+)
+def test_everything_but_the_pixels_is_handed_on(geometry):
+    found = patched(FALCON, geometry=geometry)
     assert (found.id.key, found.index, found.metadata) == ("a", 7, {"caption": "x"})
     assert found.source_size == (533, 800)
-    assert found.grid == target_grid(533, 800, patch_size=patch_size, max_num_patches=64)
-    assert found.pixel_values.shape == (found.grid[0] * found.grid[1], patch_size**2 * 3)
+    assert found.grid == geometry.grid(533, 800)
+    assert found.pixel_values.shape == (
+        found.grid[0] * found.grid[1],
+        geometry.patch_size**2 * 3,
+    )
     assert found.pixel_values.dtype == np.uint8
     assert found.pixel_values.flags.c_contiguous
     assert not found.truncated
+
+
+def test_what_fills_no_patch_of_a_square_is_dropped():
+    square = Geometry(patch_size=2, max_num_patches=4, square=5)
+    image = noise(5, 5)
+    found = patched(png(image), geometry=square)
+    np.testing.assert_array_equal(found.pixel_values, patchify(image[:4, :4], 2))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
