@@ -144,23 +144,33 @@ def bytes_of(quantity):
     return int(number) << {None: 0, "Ki": 10, "Mi": 20, "Gi": 30}[unit]
 
 
-def test_worker_pods_have_room_for_their_object_store_and_their_preprocessors():
-    run = run_configuration()
-    for group in cluster_spec("rayjob.yaml")["workerGroupSpecs"]:
-        pod = group["template"]["spec"]
-        limits = pod["containers"][0]["resources"]["limits"]
-        store = int(group["rayStartParams"]["object-store-memory"])
-        shm = next(v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm")
+def pods():
+    """Each group's `ray start` parameters and pod, the head's first."""
+    spec = cluster_spec("rayjob.yaml")
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        yield group["rayStartParams"], group["template"]["spec"]
+
+
+def test_every_pods_shared_memory_holds_its_object_store():
+    for params, pod in pods():
+        (shm,) = [v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm"]
+        assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
         assert shm["medium"] == "Memory"
-        assert {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}[
-            "shm"
-        ] == "/dev/shm"
-        assert store < bytes_of(shm["sizeLimit"])
-        preprocessors = run.workers.preprocessors.model_copy(update={"max": int(limits["cpu"])})
-        workers = run.workers.model_copy(update={"preprocessors": preprocessors})
-        assert store_bytes(run.model_copy(update={"workers": workers})) < store
-        taken = bytes_of(shm["sizeLimit"]) + (int(limits["cpu"]) << 30)
-        assert taken <= bytes_of(limits["memory"])
+        assert int(params["object-store-memory"]) < bytes_of(shm["sizeLimit"])
+
+
+def test_worker_pods_have_room_for_their_packs_and_their_preprocessors():
+    run = run_configuration()
+    one = run.workers.preprocessors.model_copy(update={"max": 1})
+    workers = run.workers.model_copy(update={"preprocessors": one})
+    packs = store_bytes(run.model_copy(update={"workers": workers}))  # of one Preprocessor
+    for params, pod in list(pods())[1:]:
+        limits, store = pod["containers"][0]["resources"]["limits"], params["object-store-memory"]
+        assert int(limits["cpu"]) * packs < int(store)
+        if "nvidia.com/gpu" in limits:  # the streams of other nodes end here; two had the packs
+            assert run.packing.streams_per_encoder * packs / 2 < int(store)
+        (shm,) = [v["emptyDir"]["sizeLimit"] for v in pod["volumes"] if v["name"] == "shm"]
+        assert bytes_of(shm) + (int(limits["cpu"]) << 30) < bytes_of(limits["memory"])
 
 
 def test_manifests_scale_from_nothing_on_tolerated_spot_nodes():
