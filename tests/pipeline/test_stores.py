@@ -159,3 +159,18 @@ def test_secrets_are_not_shown_but_travel():
     assert '"secret_access_key":"***"' in config.model_dump_json()
     assert pickle.loads(pickle.dumps(config)) == config
     assert config.s3["secret_access_key"] == SECRET
+
+
+def test_an_error_that_quotes_the_address_leaves_the_signature_out():
+    with faulty_proxy("http://127.0.0.1:9") as proxy:
+        proxy.plan.refuse = {"/x": 301}
+        with pytest.raises(StorageError, match="redirect without LOCATION") as caught:
+            Storage(StorageConfig()).read(f"{proxy.endpoint}/x?sig={SECRET}")
+    assert SECRET not in repr(caught.value)
+
+
+@pytest.mark.parametrize("key", ["a//b", "a/../b", "./b"])
+def test_keys_that_object_stores_cannot_name_are_refused(key):
+    with pytest.raises(StorageError, match="segments") as caught:
+        Storage(StorageConfig()).put(f"memory://bucket/{key}", b"")
+    assert caught.value.kind == "unsupported"
