@@ -1,5 +1,6 @@
 """The images of the golden patches: shipped photos and seeded noise. Needs numpy and Pillow."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from PIL import Image
 PHOTOS = Path(__file__).parents[2] / "pipeline" / "demo_photos"
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 BUDGETS = (64, 256, 576, 1024)
+SQUARES = ((224, 16), (100, 14))  # px, patch size; 2 px of the second fill no patch
+RESAMPLES = {2: "bilinear", 3: "bicubic"}  # by the number in preprocessor_config.json
 FULL = ("noise-1x1", "noise-5x7", "smooth-33x900", "gray-40x30", "violet.jpg")
 
 # Alpha, orientation and 16 bits are our own colour rules: the reference has none to compare with.
@@ -18,6 +21,10 @@ _SIZES = [  # height, width px
     *[(640, 3), (15, 15), (16, 16), (17, 31), (8, 640), (33, 900), (900, 33), (128, 128)],
     *[(255, 257), (480, 640), (1000, 999), (1080, 1920), (2403, 1201)],
 ]
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def images() -> Iterator[tuple[str, Image.Image]]:

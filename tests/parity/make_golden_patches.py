@@ -7,12 +7,11 @@ Needs an environment with torchvision, and a CPU where torch has its uint8 resiz
 Made with transformers 5.24.0, torch 2.14.1, torchvision 0.29.1 and Pillow 13.0.0.
 """
 
-import hashlib
 import json
 
 import numpy as np
 import torch
-from golden_images import BUDGETS, FULL, GOLDEN, images
+from golden_images import BUDGETS, FULL, GOLDEN, digest, images
 from PIL import Image
 from transformers.models.siglip2.image_processing_siglip2 import Siglip2ImageProcessor
 
@@ -23,10 +22,10 @@ def main() -> None:
         raise SystemExit(f"torch resizes in float on this CPU ({capability}): not the reference")
     entries, arrays = {}, {}
     for name, image in images():
-        entry = {"size": [image.height, image.width], "rgb": _digest(np.asarray(image))}
+        entry = {"size": [image.height, image.width], "rgb": digest(np.asarray(image))}
         for budget in BUDGETS:
             patches, grid = _reference(image, budget)
-            entry[str(budget)] = {"grid": grid, "sha256": _digest(patches)}
+            entry[str(budget)] = {"grid": grid, "sha256": digest(patches)}
             if budget == BUDGETS[0] and name in FULL:
                 arrays[name] = patches
         entries[name] = entry
@@ -46,10 +45,6 @@ def _reference(image: Image.Image, budget: int) -> tuple[np.ndarray, list[int]]:
     if not torch.equal((patches.float() - 127.5) / 127.5, floats):
         raise SystemExit("the processor's values are not (byte - 127.5) / 127.5 any more")
     return patches.numpy(), [h, w]
-
-
-def _digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 if __name__ == "__main__":

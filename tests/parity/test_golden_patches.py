@@ -1,12 +1,11 @@
 """Patches against stored ones of transformers' Siglip2ImageProcessor: make_golden_patches.py."""
 
-import hashlib
 import io
 import json
 
 import numpy as np
 import pytest
-from golden_images import BUDGETS, GOLDEN, images
+from golden_images import BUDGETS, GOLDEN, digest, images
 
 from encoder.geometry import Geometry
 from pipeline.config import PreprocessConfig
@@ -20,18 +19,17 @@ needs_uint8_kernel = pytest.mark.skipif(
 )
 
 
-def prepare_image(image, budget, kernel="torch") -> PatchedImage:
+def prepare_image(image, geometry, kernel="torch") -> PatchedImage:
     png = io.BytesIO()
     image.save(png, "PNG", compress_level=1)
     sample = RawSample(
         id=SampleId(shard="file:///s.tar", key="k"), index=0, member="k.png", image=png.getvalue()
     )
-    geometry = Geometry(patch_size=16, max_num_patches=budget)
     return prepare(sample, PreprocessConfig(), geometry=geometry, kernel=kernel)
 
 
-def digest(array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+def naflex(budget) -> Geometry:
+    return Geometry(patch_size=16, max_num_patches=budget)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def test_patches_have_the_bytes_of_the_reference(golden_images, name):
     image, expected = golden_images[name], EXPECTED[name]
     assert digest(np.asarray(image)) == expected["rgb"], "the source differs, not the patches"
     for budget in BUDGETS:
-        patched = prepare_image(image, budget)
+        patched = prepare_image(image, naflex(budget))
         assert list(patched.grid) == expected[str(budget)]["grid"]
         assert digest(patched.pixel_values) == expected[str(budget)]["sha256"]
         assert patched.source_size == (image.height, image.width)
@@ -62,7 +60,7 @@ def test_full_arrays_are_equal(golden_images):
         assert len(arrays) == 5
         for name, expected in arrays.items():
             np.testing.assert_array_equal(
-                prepare_image(golden_images[name], 64).pixel_values, expected
+                prepare_image(golden_images[name], naflex(64)).pixel_values, expected
             )
 
 
@@ -70,7 +68,8 @@ def test_full_arrays_are_equal(golden_images):
 def test_pillow_kernel_differs_by_one_level_at_most(golden_images):
     with np.load(GOLDEN / "patches.npz") as arrays:
         differences = [
-            prepare_image(golden_images[name], 64, kernel="pillow").pixel_values.astype(int) - array
+            prepare_image(golden_images[name], naflex(64), kernel="pillow").pixel_values.astype(int)
+            - array
             for name, array in arrays.items()
         ]
     every = np.abs(np.concatenate(differences))
@@ -87,7 +86,7 @@ def test_pillow_kernel_has_the_bytes_of_the_pillow_processor(golden_images, name
     )
     processor = module.Siglip2ImageProcessorPil(max_num_patches=256)
     batch = processor([golden_images[name]], return_tensors="np")
-    patched = prepare_image(golden_images[name], 256, kernel="pillow")
+    patched = prepare_image(golden_images[name], naflex(256), kernel="pillow")
     floats = batch["pixel_values"][0, : len(patched.pixel_values)]
     np.testing.assert_array_equal(patched.pixel_values, np.round(floats * 127.5 + 127.5))
     assert tuple(batch["spatial_shapes"][0]) == patched.grid
