@@ -17,12 +17,13 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     line.split()
     for line in (
-        "encoder.attention encoder.config encoder.grid encoder.pack_layout encoder.position",
-        "encoder.causes encoder.model encoder.source",
-        "encoder.checkpoint encoder.diagnosis",
-        "encoder.batch encoder.seeded encoder.weights",
-        "encoder.infer pipeline.records",
-        "pipeline.errors",
+        "encoder.config encoder.grid encoder.pack_layout encoder.position encoder.transfer",
+        "encoder.attention encoder.budget encoder.causes encoder.geometry encoder.tensors",
+        "encoder.diagnosis encoder.output encoder.processor",
+        "encoder.batch encoder.model encoder.source",
+        "encoder.checkpoint encoder.chunks",
+        "encoder.seeded encoder.weights pipeline.records",
+        "encoder.infer pipeline.errors",
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
         "pipeline.orientation pipeline.parallel pipeline.retry pipeline.sniff pipeline.tar_header "
@@ -55,9 +56,11 @@ IMPORT_RAY = {
 }
 IMPORT_TORCH = {
     "encoder.attention",
+    "encoder.budget",
     "encoder.infer",
     "encoder.model",
     "encoder.position",
+    "encoder.transfer",
     "encoder.weights",
     "pipeline.actors",
     "pipeline.resize",

@@ -76,7 +76,7 @@ def test_stream_items_survive_pickling():
         source_sizes=np.array([(200, 300)]),
         ids=(ID,),
     )
-    pack = Pack(batch=batch, rows=(RowInfo(index=4, metadata={"caption": "a"}),))
+    pack = Pack(batch=batch, rows=(RowInfo(index=4, truncated=False, metadata={"caption": "a"}),))
     rejection = Rejection(id=ID, index=5, reason=RejectReason.NO_IMAGE, detail="only 0001.json")
     others = [Rejections(items=(rejection,)), End(report=report(), size=10, etag=None)]
     assert pickle.loads(pickle.dumps(others)) == others
