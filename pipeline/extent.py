@@ -1,6 +1,7 @@
 """Whether a file ends before its own structure says: what decoders often call just broken."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 _BOXES = {"AVIF", "JPEG2000"}  # ISO base media: length, name, content
 
@@ -22,7 +23,7 @@ def is_cut_short(data: bytes, image_format: str) -> bool:
 
 def _tiff_directory(data: bytes) -> int:
     """Where the first directory begins, plus the two bytes of its count."""
-    order = "little" if data[:1] == b"I" else "big"
+    order: Literal["little", "big"] = "little" if data[:1] == b"I" else "big"
     big = data[2:4] in (b"+\0", b"\0+")
     return int.from_bytes(data[8:16] if big else data[4:8], order) + 2
 

@@ -1,6 +1,7 @@
 """EXIF orientation: read from metadata without decoding pixels, applied to arrays."""
 
 import re
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ def _from_exif(exif: bytes) -> int | None:
     tiff = exif.removeprefix(b"Exif\0\0")
     if tiff[:2] not in (b"II", b"MM"):
         return None
-    order = "little" if tiff[:1] == b"I" else "big"
+    order: Literal["little", "big"] = "little" if tiff[:1] == b"I" else "big"
 
     def number(at: int, size: int) -> int:
         return int.from_bytes(tiff[at : at + size], order)

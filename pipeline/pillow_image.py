@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from PIL import AvifImagePlugin, Image, ImageFile
+from PIL import AvifImagePlugin, Image, ImageFile, UnidentifiedImageError
 
 from pipeline.errors import SampleError
 from pipeline.extent import is_cut_short
@@ -61,7 +61,7 @@ def _rejecting(
             raise too_many_pixels(
                 image_format, found[0] if found else describe(error), max_pixels
             ) from error
-        except Image.UnidentifiedImageError as error:
+        except UnidentifiedImageError as error:
             message = describe(caught[-1].message) if caught else "its header is not readable"
             raise _rejection(data, image_format, message) from error
         except Exception as error:  # plugins raise whatever the bytes make them raise
