@@ -307,3 +307,16 @@ def test_patches_given_against_a_fixed_resolution_are_refused_with_both(
 def test_a_pack_that_cannot_hold_an_image_of_the_checkpoint_is_refused(two_shards, write_config):
     with pytest.raises(ConfigError, match=r"must hold an image of 256 patches, as .*, got 100"):
         run(write_config(packing={"token_budget": 100}))
+
+
+def test_token_rows_go_to_disk_by_bytes_not_by_the_thousand(
+    two_shards, write_config, tmp_path, monkeypatch
+):
+    """5 photos of about 250 tokens are 0.2 MB each in float32: two fill a group of 0.3 MB."""
+    monkeypatch.setattr("pipeline.writer._ROW_GROUP_BYTES", 300_000)
+    output = {"path": str(tmp_path / "out"), "dtype": "float32", "vectors": "tokens"}
+    run(write_config(output=output, packing={"token_budget": 300}))
+    for path in (tmp_path / "out" / "embeddings").glob("*.parquet"):
+        metadata = pq.read_metadata(path)
+        groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        assert groups == [2, 2, 1]
