@@ -16,7 +16,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 _SHOWN_OPTIONS = frozenset(
     {"account_name", "allow_http", "aws_endpoint_url_s3", "checksum_algorithm", "conditional_put"}
     | {"connect_timeout", "default_region", "endpoint", "http1_only", "http2_only", "profile"}
-    | {"region", "server_side_encryption", "timeout"}
+    | {"region", "server_side_encryption"}
 )
 
 
@@ -88,7 +88,7 @@ class InputConfig(Section):
 
 
 class OutputConfig(Section):
-    path: Url
+    path: Url = Field(repr=False)
     vectors: Literal["pooled", "mean", "tokens"] = "pooled"
     """pooled: the pooling head's vector; mean: of an image's tokens; tokens: all of them."""
     layers: list[int] | None = None
@@ -115,7 +115,7 @@ class OutputConfig(Section):
 
 
 class ModelConfig(Section):
-    checkpoint: Url
+    checkpoint: Url = Field(repr=False)
     """Folder with config.json and *.safetensors, Hugging Face id, or storage URL."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face id; the run pins what it resolved to."""

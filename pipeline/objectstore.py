@@ -40,9 +40,7 @@ class ObjectStore:
             return _info(place, self._store.head(place.key))
 
     def list(self, place: Location) -> Iterator[ObjectInfo]:
-        if is_web(place):
-            message = "plain web servers cannot list: name each object"
-            raise StorageError(message, place.url, "list", "unsupported")
+        _refuse_web(place, "list")
         below = f"{place.key}/" if place.key else ""
         for meta in self._listed(place):
             if meta["path"].startswith(below):  # the marker that some tools make for a folder not
@@ -72,6 +70,7 @@ class ObjectStore:
 
         Multipart uploads, obstore's way to send large files, have no create-only mode.
         """
+        _refuse_web(place, "create")
         payload = source if isinstance(source, bytes) else _mapped(source)
         store = self._patient_store(place, len(payload))
         with store_errors(place, "create"):
@@ -84,10 +83,12 @@ class ObjectStore:
         return True
 
     def put(self, place: Location, data: bytes) -> None:
+        _refuse_web(place, "write")
         with store_errors(place, "write"):
             self._store.put(place.key, data, use_multipart=False)
 
     def delete(self, place: Location) -> None:
+        _refuse_web(place, "delete")
         try:
             with store_errors(place, "delete"):
                 self._store.delete(place.key)
@@ -171,6 +172,12 @@ class ObjectStore:
 
 def is_web(place: Location) -> bool:
     return place.scheme in ("http", "https")
+
+
+def _refuse_web(place: Location, operation: str) -> None:
+    if is_web(place):
+        message = "web servers are for reading objects that are named one by one"
+        raise StorageError(message, place.url, operation, "unsupported")
 
 
 def _info(place: Location, meta: "ObjectMeta") -> ObjectInfo:

@@ -2,7 +2,7 @@
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -18,8 +18,9 @@ Store = AzureStore | GCSStore | HTTPStore | MemoryStore | S3Store
 Options = dict[str, Any]  # obstore checks the names
 
 _MEMORY: dict[str, MemoryStore] = {}  # by bucket; all that this process keeps under memory://
-# Options of the HTTP client below a store; all others are the store's own. read_timeout is not
-# among them: it ends every upload that takes longer, because it waits for the answer's first byte.
+# Options of the HTTP client below a store; all others are the store's own. Not among them: timeout,
+# which is storage.request_timeout_s, and read_timeout, which ends every upload that takes longer
+# because it waits for the first byte of the answer.
 _CLIENT_OPTIONS = frozenset(
     {
         "allow_http",
@@ -34,7 +35,6 @@ _CLIENT_OPTIONS = frozenset(
         "proxy_url",
         "randomize_addresses",
         "root_certificate",
-        "timeout",
         "user_agent",
     }
 )
@@ -65,16 +65,17 @@ def make_store(place: Location, config: StorageConfig, timeout_s: float) -> Stor
 
 
 def _s3(place: Location, options: Options, common: Options) -> Store:
-    endpoint = str(options.get("endpoint") or _from_environment(_ENDPOINTS) or "")
-    if endpoint.startswith("http://"):
+    endpoint = options.get("aws_endpoint_url_s3") or options.get("endpoint") or _env(_ENDPOINTS)
+    if str(endpoint).startswith("http://"):
         common["client_options"].setdefault("allow_http", True)
     # One POST for a single key is not cheaper, and several S3 servers lack it.
     options.setdefault("disable_bulk_delete", True)
+    region = options.get("region") or options.get("default_region") or _env(_REGIONS)
     profile = options.pop("profile", None)
-    region = options.get("region") or options.get("default_region") or _from_environment(_REGIONS)
-    if profile or (os.environ.get("AWS_PROFILE") and not os.environ.get("AWS_ACCESS_KEY_ID")):
-        provider = _profile_credentials(profile)
-        common["credential_provider"] = provider
+    if not profile and not options.keys() & {"access_key_id", "skip_signature"}:
+        profile = None if _env(["AWS_ACCESS_KEY_ID"]) else _env(["AWS_PROFILE"])
+    if profile:
+        common["credential_provider"] = provider = _profile_credentials(profile)
         region = region or provider.config.get("region")
     if not region and not endpoint:
         raise ConfigError(
@@ -85,21 +86,20 @@ def _s3(place: Location, options: Options, common: Options) -> Store:
     return S3Store(place.bucket, config=cast(Any, options), **common)
 
 
-def _profile_credentials(profile: str | None) -> Any:
+def _profile_credentials(profile: str) -> Any:
     try:
         import boto3
         from botocore.exceptions import BotoCoreError
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         raise ConfigError(
-            "an AWS profile is asked for (storage.s3.profile or AWS_PROFILE); reading profiles "
-            "needs boto3: pip install 'embedmill[aws]'"
+            f"AWS profile {profile!r} (storage.s3.profile or AWS_PROFILE): reading profiles needs "
+            "boto3: pip install 'embedmill[aws]'"
         ) from None
     try:
         return Boto3CredentialProvider(boto3.Session(profile_name=profile))
     except (BotoCoreError, ValueError) as error:
-        name = profile or os.environ.get("AWS_PROFILE")
-        raise ConfigError(f"AWS profile {name!r}: {error}") from error
+        raise ConfigError(f"AWS profile {profile!r}: {error}") from error
 
 
 def _gs(place: Location, options: Options, common: Options) -> Store:
@@ -115,17 +115,15 @@ def _http(place: Location, options: Options, common: Options) -> Store:
         raise ConfigError(f"storage.http has no option {min(options)!r}")
     parts = urlsplit(place.source)
     common["client_options"].setdefault("allow_http", place.scheme == "http")
-    if (
-        "@" in parts.netloc
-    ):  # obstore would show user and password in every error, and not send them
-        user = unquote(parts.netloc.rpartition("@")[0])
-        token = base64.b64encode(user.encode()).decode()
+    user, at, _ = parts.netloc.rpartition("@")
+    if at:  # left in the URL, obstore would show it in errors and not send it
+        token = base64.b64encode(unquote(user).encode()).decode()
         common["client_options"]["default_headers"] = {"authorization": f"Basic {token}"}
     query = f"?{parts.query}" if parts.query else ""
     return HTTPStore(f"{place.scheme}://{place.bucket}/{query}", **common)
 
 
-def _from_environment(names: tuple[str, ...]) -> str | None:
+def _env(names: Sequence[str]) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 

@@ -29,7 +29,7 @@ class ObjectInfo:
 
     url: str  # canonical
     size: int  # bytes
-    etag: str | None  # None where the server has none (plain http)
+    etag: str | None  # or what else tells versions apart: inode and time, Last-Modified
 
 
 def canonical_url(path_or_url: str) -> str:

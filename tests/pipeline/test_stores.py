@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pipeline.config import StorageConfig
+from pipeline.config import RunConfig, StorageConfig
+from pipeline.config_file import parse_config
 from pipeline.errors import ConfigError, StorageError
 from pipeline.storage import Storage
 from tests.integration.proxy import faulty_proxy
@@ -80,6 +81,22 @@ def test_a_missing_region_is_named():
         storage.info("s3://bucket/x")
 
 
+def host_looked_for(section, options, url):
+    """host:port that storage connects to, as a proxy between hears it; nothing goes further."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        given = {"skip_signature": True, "proxy_url": proxy, **options}
+        storage = Storage(StorageConfig(**{section: given}, retries=0))
+        caller = pool.submit(storage.info, url)
+        connection, _ = listener.accept()
+        with connection:
+            line = connection.recv(1000).decode()
+        with pytest.raises(StorageError) as caught:
+            caller.result()
+        assert caught.value.transient
+    return line.removeprefix("CONNECT ").partition(" ")[0]
+
+
 @pytest.mark.parametrize("where", ["option", "environment", "profile"])
 def test_a_region_is_enough(monkeypatch, tmp_path, where):
     options = {}
@@ -91,11 +108,8 @@ def test_a_region_is_enough(monkeypatch, tmp_path, where):
         pytest.importorskip("boto3", reason="AWS profiles need boto3: pip install embedmill[aws]")
         write_profile(tmp_path, "region = eu-west-1")
         options["profile"] = "lab"
-    # The proxy is not there, so nothing leaves this machine, but the address is known.
-    options["proxy_url"] = "http://127.0.0.1:9"
-    storage = Storage(StorageConfig(s3={**options, "skip_signature": True}, retries=0))
-    with pytest.raises(StorageError, match="Connection refused"):
-        storage.info("s3://bucket/x")
+    host = host_looked_for("s3", options, "s3://bucket/x")
+    assert host == "s3.eu-west-1.amazonaws.com:443"
 
 
 def test_missing_credentials_are_named():
@@ -118,27 +132,16 @@ def test_an_account_is_asked_for():
         Storage(StorageConfig()).info("az://container/x")
 
 
-@pytest.mark.parametrize(
-    ("scheme", "options", "address"),
-    [
-        ("s3", {"region": "eu-west-1"}, "s3.eu-west-1.amazonaws.com:443"),
-        ("gs", {}, "storage.googleapis.com:443"),
-        ("az", {"account_name": "me"}, "me.blob.core.windows.net:443"),
-    ],
-)
-def test_clouds_are_looked_for_where_they_are(scheme, options, address):
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        config = StorageConfig(
-            **{scheme: {**options, "skip_signature": True, "proxy_url": proxy}}, retries=0
-        )
-        caller = pool.submit(Storage(config).info, f"{scheme}://bucket/a b")
-        connection, _ = listener.accept()
-        with connection:
-            assert connection.recv(1000).startswith(f"CONNECT {address} ".encode())
-        with pytest.raises(StorageError) as caught:
-            caller.result()
-    assert caught.value.transient
+def test_clouds_are_looked_for_where_they_are():
+    assert host_looked_for("gs", {}, "gs://bucket/x") == "storage.googleapis.com:443"
+    account = {"account_name": "me"}
+    assert host_looked_for("az", account, "az://container/x") == "me.blob.core.windows.net:443"
+
+
+def test_a_profile_of_the_environment_yields_to_what_is_given(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "not-there")
+    region = {"region": "eu-west-1"}
+    assert host_looked_for("s3", region, "s3://bucket/x") == "s3.eu-west-1.amazonaws.com:443"
 
 
 def test_a_create_on_google_is_conditional_and_stays_so_when_tried_again():
@@ -174,3 +177,25 @@ def test_keys_that_object_stores_cannot_name_are_refused(key):
     with pytest.raises(StorageError, match="segments") as caught:
         Storage(StorageConfig()).put(f"memory://bucket/{key}", b"")
     assert caught.value.kind == "unsupported"
+
+
+def test_urls_with_secrets_are_written_without_them():
+    signed = f"https://user:{SECRET}@host/a.tar?sig={SECRET}"
+    config = RunConfig(
+        input={"shards": [signed, "s3://bucket/x-?.tar"], "shards_file": signed},
+        output={"path": "out"},
+        model={"checkpoint": signed},
+    )
+    written = config.model_dump(mode="json")
+    assert SECRET not in json.dumps(written)
+    assert written["input"]["shards"] == ["https://host/a.tar", "s3://bucket/x-?.tar"]
+    assert SECRET not in repr(config)
+    assert config.input.shards[0] == signed
+
+
+@pytest.mark.parametrize("wrong", ["{secret_access_key: 48151623}", "48151623", "[48151623]"])
+def test_a_secret_of_the_wrong_type_is_not_quoted_back(wrong):
+    text = f"input: {{shards: a}}\noutput: {{path: o}}\nmodel: {{checkpoint: c}}\nstorage: {{s3: {wrong}}}"
+    with pytest.raises(ConfigError, match=r"storage\.s3") as caught:
+        parse_config(text, name="run.yaml")
+    assert "48151623" not in str(caught.value)
