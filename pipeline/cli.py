@@ -153,6 +153,9 @@ def main() -> NoReturn:
         _fail(str(error), 2)
     except (RejectionLimitError, InvariantError, StageError, PackMismatchError) as error:
         _fail(str(error), 3)
+    except Exception:
+        log.exception("stopped by an error that embedmill does not know")
+        sys.exit(3)
     sys.exit(0)
 
 
