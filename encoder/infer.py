@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from encoder.checkpoint import describe_checkpoint
 from encoder.chunks import PackImage, chunk_images, fill_rows, list_images, sort_by_length
 from encoder.config import EncoderConfig
 from encoder.model import VisionTower
+from encoder.non_finite import one_image, watch_non_finite
 from encoder.output import Output, Readout
 from encoder.position import PositionGrids
 from encoder.transfer import Arrival, Transfer
@@ -83,15 +85,16 @@ class Encoder:
     _positions: PositionGrids = field(repr=False)
     _transfer: Transfer = field(repr=False)
     _in_flight: deque[Arrival] = field(default_factory=deque, repr=False)
+    _turn: Lock = field(default_factory=Lock, repr=False)  # one submit at a time
 
     def __call__(self, batch: PackedBatch) -> NDArray[Any]:
         """What the output asks for, float32 or float16, in the order of the pack.
 
         [N, D] for vectors, pooled or means; [T, D] for tokens, row for row those of the pack; D is
         `readout.width`. An image's values do not depend on its neighbours in the pack beyond float
-        rounding. Values that are not finite are confined to the images that have them; see
-        encoder.non_finite. Raises PackMismatchError where the pack is inconsistent or not cut for
-        this checkpoint.
+        rounding. Values that are not finite are confined to the images that have them; `explain`
+        says where they come from. Raises PackMismatchError where the pack is inconsistent or not
+        cut for this checkpoint.
         """
         return self.submit([batch]).results()[0]
 
@@ -100,7 +103,7 @@ class Encoder:
         """The results of several packs, which share forward passes; see `Pending.results`.
 
         On CUDA this returns as soon as the work is queued, unless two submits before it are not
-        done. To be called from one thread at a time; results may be taken in any other.
+        done. Any thread may call it, and any thread may take the results.
 
         Where device memory runs out, the packs are done again once, in forward passes of half
         their tokens; raises torch.OutOfMemoryError where that is not enough. Raises
@@ -108,7 +111,24 @@ class Encoder:
         """
         for batch in batches:
             self._check(batch)
-        images = list_images(batches)
+        with self._turn:
+            chunks = self._queue(list_images(batches), batches)
+        return Pending(batches=batches, readout=self.readout, chunks=chunks)
+
+    def explain(self, batch: PackedBatch, place: int) -> str:
+        """Why the values of an image of the pack are not finite; does that image again, alone."""
+        with watch_non_finite(self._tower) as layers:
+            values = self(one_image(batch, place))
+        if layers:
+            name = str(self.dtype).removeprefix("torch.")
+            return f"not finite in {name}, first after {layers[0]}"
+        if not np.isfinite(values).all():
+            return f"beyond what {self.readout.dtype} can hold, 65504: use float32 for the output"
+        return "finite when it was done again, alone"
+
+    def _queue(
+        self, images: list[PackImage], batches: Sequence[PackedBatch]
+    ) -> list[tuple[list[PackImage], Arrival]]:
         if self.attention != "varlen":
             images = sort_by_length(images)  # long runs
         while len(self._in_flight) >= _IN_FLIGHT:
@@ -125,7 +145,7 @@ class Encoder:
             chunks = self._start(images, batches, halved, again=True)
         if chunks:
             self._in_flight.append(chunks[-1][1])
-        return Pending(batches=batches, readout=self.readout, chunks=chunks or [])
+        return chunks or []
 
     def _start(
         self,

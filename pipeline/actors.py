@@ -186,7 +186,7 @@ class Encoder:
         block = encode_pack(pack, self._encoder, self._plan)
         self._encoding_since = None
         self._busy_s += time.monotonic() - start
-        writer.add(pack, block)
+        writer.add(pack, block, self._encoder.explain)
 
 
 def _load(plan: RunPlan) -> encoder_library.Encoder:

@@ -85,7 +85,6 @@ class RowInfo:
 class EmbeddingBlock:
     ids: tuple[SampleId, ...]  # [N], same order and length as the pack
     vectors: NDArray[np.floating]  # [N, D]; [T, D] where the output is tokens
-    faults: Mapping[int, str] = field(default_factory=dict)  # by image: why values are not finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from pipeline.records import (
 )
 from pipeline.shards import ShardSamples
 from pipeline.storage import Storage, canonical_url
-from pipeline.writer import Lease, Outcome, ShardWriter, embeddings_schema
+from pipeline.writer import Explain, Lease, Outcome, ShardWriter, embeddings_schema
 
 Encode = Callable[[PackedBatch], Any]  # -> float [N, D] vectors or [T, D] tokens
 Prepare = Callable[[RawSample], PatchedImage]  # raises SampleError
@@ -230,7 +230,11 @@ def encode_pack(pack: Pack, encode: Encode, plan: RunPlan) -> EmbeddingBlock:
 
 
 def run_plain(
-    leases: Iterable[Lease], plan: RunPlan, storage: Storage, encode: Encode
+    leases: Iterable[Lease],
+    plan: RunPlan,
+    storage: Storage,
+    encode: Encode,
+    explain: Explain | None = None,
 ) -> Iterator[LeaseResult]:
     """Yields the result of each lease, done one after the other in this process, without Ray."""
     for lease in leases:
@@ -238,7 +242,7 @@ def run_plain(
         with shard_writer(lease, plan, storage, "plain loop") as writer:
             for item in prepare_shard(lease.url, plan, storage, image_preparer(plan)):
                 if isinstance(item, Pack):
-                    writer.add(item, encode_pack(item, encode, plan))
+                    writer.add(item, encode_pack(item, encode, plan), explain)
                     tokens += item.batch.num_tokens
                 elif isinstance(item, Rejections):
                     writer.reject(item.items)

@@ -4,7 +4,7 @@ import json
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from encoder.batch import PackedBatch
 from pipeline.config import MAX_SHARD_OUTPUT_BYTES, RunConfig
 from pipeline.errors import InvariantError, ShardError
 from pipeline.localfs import os_errors
@@ -55,6 +56,7 @@ REJECTS_SCHEMA = pa.schema(
     ]
 )
 
+Explain = Callable[[PackedBatch, int], str]  # why the values of an image are not finite
 Outcome = Literal["published", "already_ours", "lost"]
 
 
@@ -149,10 +151,11 @@ class ShardWriter:
             if self._rejects_writer is not None:
                 self._rejects_writer.close()
 
-    def add(self, pack: Pack, block: EmbeddingBlock) -> None:
+    def add(self, pack: Pack, block: EmbeddingBlock, explain: Explain | None = None) -> None:
         """None; takes what the encoder made of a pack.
 
-        Images whose values are not finite in the output's type become rejections.
+        Images whose values are not finite in the output's type become rejections; `explain` finds
+        their details.
 
         Raises InvariantError where the block is not that of the pack, or a sample came before,
         ShardError where the output grows too large, StorageError where the local disk is full.
@@ -168,7 +171,8 @@ class ShardWriter:
             with np.errstate(over="ignore"):  # what float16 cannot hold becomes infinite
                 values = images[position].astype(self._dtype)  # a copy: the pack's memory can go
             if not np.isfinite(values).all():
-                self.reject([_non_finite(sample, row.index, block.faults.get(position, ""))])
+                detail = explain(batch, position) if explain else "NaN or infinity"
+                self.reject([_non_finite(sample, row.index, detail)])
                 continue
             height, width = batch.source_sizes[position]
             grid_h, grid_w = batch.spatial_shapes[position]
@@ -361,10 +365,10 @@ def _rejects_table(items: Sequence[Rejection]) -> pa.Table:
     return pa.table(columns, schema=REJECTS_SCHEMA)
 
 
-def _non_finite(sample: SampleId, index: int, fault: str) -> Rejection:
+def _non_finite(sample: SampleId, index: int, detail: str) -> Rejection:
     return Rejection(
         id=sample,
         index=index,
         reason=RejectReason.NON_FINITE,
-        detail=fault or "the encoder returned NaN or infinity for this image",
+        detail=f"the encoder's values for this image are {detail}",
     )

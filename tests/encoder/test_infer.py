@@ -3,6 +3,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from encoder.batch import PackMismatchError
 from encoder.infer import load_encoder
@@ -155,3 +156,66 @@ def test_encoding_leaves_the_number_of_threads_alone(encoder, make_pack):
     before = torch.get_num_threads()
     encoder(make_pack(GRIDS))
     assert torch.get_num_threads() == before
+
+
+def spoil(folder, name, change) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights[name])
+    path.unlink()
+    save_file(weights, path)
+
+
+@pytest.fixture
+def overflowing(tmp_path):
+    """A checkpoint whose patch embedding overflows where the first two bytes of a patch are 255 and 0."""
+    folder = write_seeded_checkpoint(tmp_path, num_hidden_layers=2)
+
+    def change(weight):
+        weight[0, :2] = (3e38, -3e38)
+
+    spoil(folder, "embeddings.patch_embedding.weight", change)
+    return folder
+
+
+@pytest.mark.parametrize("attention", ["reference", "sdpa"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "output",
+    [Output(), Output(vectors="mean"), Output(vectors="tokens"), Output(dtype="float16")],
+)
+def test_an_image_that_overflows_changes_no_other(overflowing, make_pack, attention, dtype, output):
+    options = {"device": "cpu", "dtype": dtype, "attention": attention, "output": output}
+    encoder = load_encoder(overflowing, **options)
+    grids = [(3, 4), (2, 6), (4, 3), (5, 5), (12, 1)]  # the bad one is the second of four equal
+    pack = make_pack(grids)
+    pack.pixel_values[:, :2] = 128  # no part of the huge weights
+    clean = encoder(pack)
+    assert np.isfinite(clean).all()
+    pack.pixel_values[12, :2] = (255, 0)  # one patch of the second image
+    found = encoder(pack)
+    rows = slice(12, 24) if output.vectors == "tokens" else slice(1, 2)
+    assert not np.isfinite(found[rows]).any()
+    found[rows] = clean[rows]
+    assert np.array_equal(found, clean)
+    assert encoder.explain(pack, 1) == f"not finite in {dtype}, first after patch"
+    assert encoder.explain(pack, 0) == "finite when it was done again, alone"
+
+
+def test_the_first_layer_that_is_not_finite_is_named(tmp_path, make_pack):
+    folder = write_seeded_checkpoint(tmp_path, num_hidden_layers=3)
+    spoil(folder, "encoder.layers.1.mlp.fc1.bias", lambda bias: bias.fill(np.inf))
+    encoder = load_encoder(folder, device="cpu")
+    pack = make_pack([(3, 4), (2, 2)])
+    assert encoder.explain(pack, 1) == "not finite in float32, first after blocks.1.mlp.fc1"
+
+
+def test_values_that_float16_cannot_hold_are_told_from_those_that_are_not_finite(
+    tmp_path, make_pack
+):
+    folder = write_seeded_checkpoint(tmp_path, num_hidden_layers=1)
+    spoil(folder, "post_layernorm.bias", lambda bias: bias.fill(7e4))
+    wanted = Output(vectors="tokens", dtype="float16")
+    encoder = load_encoder(folder, device="cpu", output=wanted)
+    message = "beyond what float16 can hold, 65504: use float32 for the output"
+    assert encoder.explain(make_pack([(2, 2)]), 0) == message

@@ -1,10 +1,12 @@
 """The stage as a plain loop: the same functions as on Ray, without it."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from encoder.infer import load_encoder
 from encoder.output import Output
@@ -159,6 +161,26 @@ def test_vectors_that_are_not_finite_become_rejections(two_shards, write_config,
     assert reasons == {"anemones": "non_finite", "broken": "unknown_format"}
     assert all(result.report.balanced for result in results)
     assert len(read_rows(tmp_path / "out")) == 9
+
+
+def test_a_rejection_names_the_first_layer_that_is_not_finite(two_shards, write_config, tmp_path):
+    folder = write_seeded_checkpoint(tmp_path / "spoiled", num_hidden_layers=2)
+    weights = load_file(folder / "model.safetensors")
+    weights["encoder.layers.1.mlp.fc2.bias"][3] = np.nan
+    (folder / "model.safetensors").unlink()
+    save_file(weights, folder / "model.safetensors")
+    config = load_config(write_config(model={"checkpoint": str(folder)}))
+    storage = Storage(config.storage)
+    work = prepare_work(config, storage)
+    encoder = load_encoder(folder, device="cpu")
+    leases = [Lease(url=url) for url in work.pending]
+    results = list(run_plain(leases, work.plan, storage, encoder, encoder.explain))
+    assert all(result.report.balanced for result in results)
+    details = Counter(reject["detail"] for reject in read_rejects(tmp_path / "out"))
+    named = (
+        "the encoder's values for this image are not finite in float32, first after blocks.1.mlp"
+    )
+    assert details[f"{named}.fc2"] == 10
 
 
 def test_a_sample_that_comes_twice_stops_the_run(two_shards, write_config):
