@@ -228,7 +228,8 @@ async def _stream(
             yield item
         finished = True
     except RayActorError as error:
-        raise StreamLostError(f"the Preprocessor was lost while it streamed: {error}") from error
+        reason = " ".join(str(error).split())
+        raise StreamLostError(f"the Preprocessor was lost while it streamed: {reason}") from error
     except RayTaskError as error:
         raise error.cause from error  # the driver sorts failures by their own class
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from encoder.batch import PackMismatchError
 from pipeline.actors import EncoderState, StreamLostError
@@ -146,9 +146,9 @@ class _LeaseLoop:
         except (InvariantError, PackMismatchError, RejectionLimitError):
             raise
         except (ShardError, StorageError) as error:
-            self._failed(lease, error)
+            self._failed(lease, _own_error(error))
         except StreamLostError as error:
-            self._was_lost(lease, error, self._preprocessors, preprocessor)
+            self._was_lost(lease, _own_error(error), self._preprocessors, preprocessor)
         except RayActorError as error:
             self._was_lost(lease, error, self._encoders, encoder)
         else:
@@ -275,6 +275,11 @@ class _LeaseLoop:
         if decision is not None:
             self._num_preprocessors = decision.size
             log.info("%s", decision.reason)
+
+
+def _own_error(error: Exception) -> Exception:
+    """The error as it was raised; Ray hands it over with a remote traceback for its text."""
+    return error.cause if isinstance(error, RayTaskError) else error
 
 
 def _load(

@@ -15,9 +15,11 @@ from pipeline.errors import StageError
 
 log = logging.getLogger("embedmill")
 
-_MAX_BACKOFF_S = 30.0
-# Deaths in a row, without a lease finished in between, after which a pool is in a crash loop.
-_CRASH_LOOP = 4
+_MAX_BACKOFF_S = 10.0
+# Deaths in a row, without a lease finished in between, after which a pool is in a crash loop. Spot
+# nodes can take a dozen in a minute; a member whose own code fails to start counts for five.
+_CRASH_LOOP = 20
+_START_FAILURE = 5
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -76,7 +78,8 @@ class Pool:
             try:
                 member.place = ray.get(member.start_ref)
             except RayTaskError as error:  # its own code failed: the model does not load there
-                self.lose(member, f"{type(error.cause).__name__}: {error.cause}")
+                cause = f"{type(error.cause).__name__}: {error.cause}"
+                self.lose(member, cause, weight=_START_FAILURE)
             except RayActorError as error:
                 self.lose(member, str(error))
             else:
@@ -98,21 +101,21 @@ class Pool:
     def holder(self, attempt: str) -> Member | None:
         return next((m for m in self.members if attempt in m.leases), None)
 
-    def lose(self, member: Member, cause: str) -> None:
+    def lose(self, member: Member, cause: str, *, weight: int = 1) -> None:
         """None; a member is gone. Raises StageError where the pool dies again and again."""
         if member not in self.members:
             return
         self._end(member)
-        self._deaths += 1
+        self._deaths += weight
         cause = " ".join(cause.split()) or "unknown"
-        if self._deaths >= _CRASH_LOOP + len(self.members):
+        if self._deaths >= _CRASH_LOOP:
             raise StageError(
-                f"{self.name} actors die again and again without finishing a shard "
-                f"({self._deaths} times); the last cause: {cause}"
+                f"{self.name} actors die again and again and no shard gets done; the last cause: "
+                f"{cause}"
             )
-        backoff = min(_MAX_BACKOFF_S, 0.25 * 2**self._deaths)
+        backoff = min(_MAX_BACKOFF_S, 0.25 * 2 ** (self._deaths // 2))
         self._not_before = time.monotonic() + backoff
-        log.warning("%s lost, replaced in %.1f s: %s", self.name, backoff, cause[:300])
+        log.warning("%s lost, replaced in %.1f s: %s", self.name, backoff, cause[:200])
 
     def worked(self) -> None:
         """None; a lease finished, so this is no crash loop."""
