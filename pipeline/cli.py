@@ -93,6 +93,45 @@ def plan(config: ConfigArgument, changes: SetOption = None) -> None:
 
 
 @app.command()
+def inspect(
+    paths: Annotated[list[str], typer.Argument(help="Shards, image files or folders of images.")],
+    config: Annotated[
+        Path | None, typer.Option(help="Take input, preprocess and packing from this file.")
+    ] = None,
+    max_num_patches: Annotated[int | None, typer.Option(help="Patches per image at most.")] = None,
+    patch_size: Annotated[int, typer.Option(help="Side of a patch in pixels.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines for machines.")] = False,
+) -> None:
+    """Tell what would happen to images: formats, grids, tokens, packs, rejects. Needs no model."""
+    from encoder.geometry import Geometry
+    from pipeline.config import InputConfig, PackingConfig, PreprocessConfig, StorageConfig
+    from pipeline.inspection import Summary, inspect_images
+    from pipeline.inspection_view import show_json, show_table
+    from pipeline.storage import Storage
+
+    loaded = load_config(config) if config else None
+    preprocess = loaded.preprocess if loaded else PreprocessConfig()
+    if max_num_patches is None:
+        max_num_patches = preprocess.max_num_patches or 256
+    summary = Summary()
+    findings = inspect_images(
+        paths,
+        inputs=loaded.input if loaded else InputConfig(shards="-"),
+        preprocess=preprocess,
+        packing=loaded.packing if loaded else PackingConfig(),
+        geometry=Geometry(patch_size=patch_size, max_num_patches=max_num_patches),
+        storage=Storage(loaded.storage if loaded else StorageConfig()),
+        summary=summary,
+    )
+    if as_json:
+        show_json(findings, summary)
+    else:
+        show_table(findings, summary, Console(highlight=False))
+    if summary.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Argument(help="Where the demo writes.")] = Path("embedmill-demo"),
 ) -> None:

@@ -36,8 +36,8 @@ LAYERS = [
         "pipeline.preprocess pipeline.storage",
         "pipeline.decoder_child pipeline.manifest pipeline.specs pipeline.spool",
         "pipeline.quarantine pipeline.run_record pipeline.writer",
-        "pipeline.clean pipeline.stage",
-        "pipeline.actors pipeline.scaling pipeline.work",
+        "pipeline.clean pipeline.inspection pipeline.stage",
+        "pipeline.actors pipeline.inspection_view pipeline.scaling pipeline.work",
         # the cluster
         "pipeline.cluster pipeline.demo pipeline.pools pipeline.progress pipeline.workers",
         "pipeline.driver",
@@ -73,7 +73,7 @@ LOADS_TORCH = (
     IMPORT_TORCH
     | LOADS_RAY
     | {"pipeline.preprocess", "pipeline.decoder_child", "pipeline.stage"}
-    | {"pipeline.work", "pipeline.progress"}
+    | {"pipeline.work", "pipeline.progress", "pipeline.inspection", "pipeline.inspection_view"}
 )
 CONTRACTS = [
     "encoder.grid",

@@ -1,6 +1,6 @@
 """A run on a cluster of four nodes while its actors and nodes are killed.
 
-EMBEDMILL_CHAOS_SHARDS and EMBEDMILL_CHAOS_KILLS make it longer; docs/faults.md has the long run.
+EMBEDMILL_CHAOS_SHARDS, _IMAGES and _KILLS make it longer; docs/faults.md has the long run.
 """
 
 import os
@@ -18,6 +18,7 @@ from ray.cluster_utils import Cluster
 from tests.integration.conftest import REPOSITORY, embedmill, read_rejects, read_rows, write_shard
 
 NUM_SHARDS = int(os.environ.get("EMBEDMILL_CHAOS_SHARDS", "16"))
+NUM_IMAGES = int(os.environ.get("EMBEDMILL_CHAOS_IMAGES", "10"))  # in a shard
 NUM_KILLS = int(os.environ.get("EMBEDMILL_CHAOS_KILLS", "4"))
 STORE = 150 << 20
 
@@ -69,8 +70,9 @@ def kill_something(cluster, nodes, dice):
 def shards(tmp_path, photos):
     names = list(photos)
     for number in range(NUM_SHARDS):
-        chosen = [names[(number * 7 + i) % len(names)] for i in range(10)]
-        members = {name: photos[name] for name in chosen} | {"bad.jpg": b"\xff\xd8 no image"}
+        chosen = [names[(number * 7 + i) % len(names)] for i in range(NUM_IMAGES)]
+        members = {f"{i:03d}-{name}": photos[name] for i, name in enumerate(chosen)}
+        members["bad.jpg"] = b"\xff\xd8 no image"
         write_shard(tmp_path / "shards" / f"{number:03d}.tar", members)
 
 
@@ -104,7 +106,7 @@ def test_kills_of_actors_and_nodes_change_nothing(cluster, shards, write_config,
     assert embedmill("run", calm).returncode == 0
     stormy, quiet = read_rows(tmp_path / "out"), read_rows(tmp_path / "calm")
     assert [(r["shard"], r["key"]) for r in stormy] == [(r["shard"], r["key"]) for r in quiet]
-    assert len(quiet) == NUM_SHARDS * 10
+    assert len(quiet) == NUM_SHARDS * NUM_IMAGES
     one, two = (np.array([row["embedding"] for row in rows]) for rows in (stormy, quiet))
     assert np.abs(one - two).max() <= 2e-6 * np.abs(two).max()
     committed = {re.sub(r"\.parquet$", "", p.name) for p in (tmp_path / "out/embeddings").iterdir()}
