@@ -55,6 +55,13 @@ def test_jpegs_have_pillows_bytes(name):
     np.testing.assert_array_equal(pixels(JPEGS[name]), by_pillow(JPEGS[name]))
 
 
+def test_arithmetic_jpeg():
+    """tests/data/arithmetic.jpg is the demo photo after `jpegtran -arithmetic`: the same pixels."""
+    data = (PHOTOS.parents[1] / "tests" / "data" / "arithmetic.jpg").read_bytes()
+    assert b"\xff\xc9" in data
+    np.testing.assert_array_equal(pixels(data), pixels((PHOTOS / "bars-127x64.jpg").read_bytes()))
+
+
 OTHERS = {
     "png": encoded("PNG"),
     "png gray": encoded("PNG", PHOTO.convert("L")),
