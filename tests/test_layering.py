@@ -22,7 +22,7 @@ LAYERS = [
         "encoder.diagnosis encoder.output encoder.processor",
         "encoder.batch encoder.model encoder.source",
         "encoder.checkpoint encoder.chunks",
-        "encoder.seeded encoder.weights pipeline.records",
+        "encoder.non_finite encoder.seeded encoder.weights pipeline.records",
         "encoder.infer pipeline.errors",
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
@@ -59,6 +59,7 @@ IMPORT_TORCH = {
     "encoder.budget",
     "encoder.infer",
     "encoder.model",
+    "encoder.non_finite",
     "encoder.position",
     "encoder.transfer",
     "encoder.weights",
