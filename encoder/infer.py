@@ -10,7 +10,7 @@ copied up while these are computed, and results come down beside both.
 import logging
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -252,9 +252,18 @@ def _choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def _cpu_has_bfloat16() -> bool:
+    features: Mapping[str, Any] = getattr(
+        torch.cpu, "get_capabilities", dict
+    )()  # not in torch 2.11
+    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def _choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name == "bfloat16" and device.type == "cpu" and not _cpu_has_bfloat16():
+        log.warning("this CPU has no bfloat16 instructions: float32 is several times as fast")
     if name not in _DTYPES:
         raise ValueError(f"dtype must be auto, {' or '.join(_DTYPES)}, found {name!r}.")
     return _DTYPES[name]

@@ -190,6 +190,9 @@ class Encoder:
 
 
 def _load(plan: RunPlan) -> encoder_library.Encoder:
+    if plan.config.device == "cpu":
+        # As many as Ray counts for this actor: pools that each take the whole machine lose time.
+        torch.set_num_threads(max(1, int(plan.config.workers.encoders.num_cpus)))
     encoder = encoder_library.load_encoder(
         plan.model.checkpoint,
         revision=plan.model.revision,

@@ -1,0 +1,34 @@
+"""The encoder's benchmarks run to their end at small size. Their figures are not looked at."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+PHOTOS = REPOSITORY / "pipeline" / "demo_photos"
+
+
+def run(script, *arguments) -> dict:
+    command = [sys.executable, REPOSITORY / "benchmarks" / script, *map(str, arguments)]
+    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_encoder_cpu():
+    sizes = ["--images", 8, "--batch", 4, "--pair", 4, "--rounds", 1, "--threads", 1]
+    result = run("encoder_cpu.py", PHOTOS, "--model", "tiny", *sizes)
+    assert result["workloads"].keys() == {"256", "mixed"}
+    for figures in result["workloads"].values():
+        assert len(figures["ratios"]) == 2
+        low, high = figures["ratio_interval_95"]
+        assert 0 < low <= figures["ratio"] <= high
+        assert figures["largest_difference"] < 1e-5
+        assert figures["tokens"] < figures["padded_tokens"]
+        assert all(0 < m["loaded"] <= m["peak"] for m in figures["memory_mib"].values())
