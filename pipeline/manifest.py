@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from encoder.geometry import Geometry
 from encoder.output import Readout
@@ -105,13 +106,22 @@ def pending_shards(storage: Storage, output: str, urls: Sequence[str]) -> list[s
         if match := _HASH.search(info.url):
             done.append(int(match.group(1), 16))
     names = np.fromiter((int(_hash_hex(canonical_url(url)), 16) for url in urls), np.uint64)
-    values, counts = np.unique(names, return_counts=True)
-    if len(values) < len(names):
-        where = int(np.argmax(names == values[np.argmax(counts)]))
-        name = output_name(canonical_url(urls[where]))
+    order = np.sort(names)
+    if (double := order[1:][order[1:] == order[:-1]]).size:
+        name = output_name(canonical_url(urls[int(np.argmax(names == double[0]))]))
         raise ConfigError(f"two input shards have one output name: {name}")
-    is_done = np.isin(names, np.frombuffer(done, dtype=np.uint64))
+    is_done = _is_in(names, np.sort(np.frombuffer(done, dtype=np.uint64)))
     return [url for url, there in zip(urls, is_done, strict=True) if not there]
+
+
+def _is_in(numbers: NDArray[np.uint64], order: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """As np.isin for a sorted array, in a quarter of its memory."""
+    if not order.size:
+        return np.zeros(len(numbers), dtype=np.bool_)
+    places = np.searchsorted(order, numbers)
+    np.minimum(places, len(order) - 1, out=places)
+    found: NDArray[np.bool_] = order[places] == numbers
+    return found
 
 
 def open_run(

@@ -10,6 +10,8 @@ from pipeline.errors import ConfigError, StorageError
 SCHEMES = ("file", "s3", "gs", "az", "http", "https", "memory")
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SAFE = "/!$&'()*+,;=:@"  # what RFC 3986 allows in a path: dt=2024/a,b stays readable
+# Canonical at a glance, a fifth of the work: a driver may see a million of them several times.
+_CANONICAL = re.compile(r"(?:s3|gs|az)://[\w.-]+(?:/[\w.~!$&'()*+,;=:@-]+)+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ def canonical_url(path_or_url: str) -> str:
     encoded, so `s3://b/a b` and `s3://b/a%20b` are one object, and a literal % is written %25.
     A canonical URL is its own canonical form. Raises ConfigError for what is no path or known URL.
     """
-    return locate(path_or_url).url
+    return path_or_url if _CANONICAL.fullmatch(path_or_url) else locate(path_or_url).url
 
 
 def locate(path_or_url: str) -> Location:

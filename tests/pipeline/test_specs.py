@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from pipeline import specs
 from pipeline.config import InputConfig, StorageConfig
 from pipeline.errors import ConfigError
-from pipeline.specs import list_shards
+from pipeline.specs import list_shards, name_shards
 from pipeline.storage import Storage
 from pipeline.urls import canonical_url
 
@@ -167,3 +168,26 @@ def test_signed_urls_stay_as_they_were_given_and_count_once(storage):
     urls = list_shards(InputConfig(shards=specs), storage)
     assert urls == ["https://h/0.tar?sig=a*b", "https://h/1.tar?sig=a*b", "https://u:p@h/2.tar"]
     assert [canonical_url(url) for url in urls] == [f"https://h/{i}.tar" for i in range(3)]
+
+
+def test_shards_named_in_full_need_not_exist(storage, folder):
+    base = canonical_url(str(folder))
+    named = name_shards(["gone/{0..1}.tar", "s3://gone/a.tar", "https://h/b.tar?x=1"], storage)
+    assert named == [
+        f"{base}/gone/0.tar",
+        f"{base}/gone/1.tar",
+        "s3://gone/a.tar",
+        "https://h/b.tar",
+    ]
+    named = name_shards(["data/[01].tar", "data/{0,9}.tar"], storage)
+    assert named == [f"{base}/data/{i}.tar" for i in (0, 1, 9)]
+    with pytest.raises(ConfigError, match="no shard matches"):
+        name_shards(["data/7*.tar"], storage)
+
+
+def test_doubles_do_not_count_towards_the_limit(storage, monkeypatch):
+    monkeypatch.setattr(specs, "MAX_SHARDS", 4)
+    urls = list_shards(InputConfig(shards=["s3://b/{0..3}.tar", "s3://b/{1..3}.tar"]), storage)
+    assert urls == [f"s3://b/{i}.tar" for i in range(4)]
+    with pytest.raises(ConfigError, match="at most 4 shards"):
+        list_shards(InputConfig(shards=["s3://b/{0..3}.tar", "s3://b/4.tar"]), storage)

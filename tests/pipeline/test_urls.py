@@ -111,3 +111,19 @@ def test_paths_are_not_resolved(tmp_path):
     link = Path(tmp_path / "link")
     link.symlink_to(tmp_path / "real")
     assert canonical_url(str(link / "a.tar")) == f"file://{tmp_path}/link/a.tar"
+
+
+@given(
+    st.from_regex(
+        r"(s3|gs)://[a-z.]{1,3}[@:]?(/{0,2}[a-z0-9%._~ =:@?#+-]{0,4}){0,3}", fullmatch=True
+    )
+)
+@settings(max_examples=500)
+def test_the_short_cut_for_canonical_urls_changes_none(url):
+    try:
+        expected = locate(url).url
+    except ConfigError:
+        with pytest.raises(ConfigError):
+            canonical_url(url)
+    else:
+        assert canonical_url(url) == expected
