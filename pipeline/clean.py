@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import time
 from array import array
 from collections.abc import Collection, Iterator
@@ -11,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import StorageError
+from pipeline.errors import ConfigError, StorageError
 from pipeline.manifest import EMBEDDINGS, FAILED, REJECTS, embeddings_url, failed_url, output_name
 from pipeline.parallel import in_threads
-from pipeline.storage import Storage, is_temporary
+from pipeline.records import RejectReason
+from pipeline.specs import name_shards
+from pipeline.spool import dead_spools
+from pipeline.storage import Storage, canonical_url, is_temporary
 from pipeline.urls import locate
 from pipeline.writer import read_footer
 
@@ -29,6 +33,7 @@ _PROBE_NAME = re.compile(r"/_probe-[0-9a-f]{32}$")
 class Removal:
     url: str
     why: str
+    spool: bool = False  # a folder of this machine, no object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,46 @@ class _Rejects:
     url: str
     name: str
     attempt: str
+
+
+def removals(
+    storage: Storage, output: str, *, specs: Collection[str], reasons: Collection[str]
+) -> Iterator[Removal]:
+    """What `embedmill clean` removes: leftovers, or all of the shards that specs or reasons name.
+
+    With both, the named shards that rejected something for such a reason. Each must be removed
+    before the next is asked for. Raises ConfigError for a reason or specification that is wrong.
+    """
+    if unknown := set(reasons) - set(RejectReason):
+        known = ", ".join(RejectReason)
+        raise ConfigError(f"no reject reason: {', '.join(sorted(unknown))}; known: {known}")
+    if not specs and not reasons:
+        yield from leftovers(storage, output)
+        for folder in dead_spools():
+            yield Removal(url=canonical_url(str(folder)), why="spool of a killed run", spool=True)
+        return
+    shards = name_shards(specs, storage)
+    if reasons:
+        having = list(with_reasons(storage, output, reasons))
+        shards = sorted(set(shards) & set(having)) if specs else having
+    yield from freed(storage, output, shards)
+
+
+def remove(storage: Storage, removal: Removal) -> None:
+    """None; it is gone, or was not there."""
+    if removal.spool:
+        shutil.rmtree(locate(removal.url).key, ignore_errors=True)
+    else:
+        storage.delete(removal.url)
+
+
+def remove_stale_rejects(storage: Storage, output: str, lost: Collection[str]) -> int:
+    """How many rejects objects were removed; for the end of a run, see `stale_rejects`."""
+    count = 0
+    for removal in stale_rejects(storage, output, lost=lost):
+        storage.delete(removal.url)
+        count += 1
+    return count
 
 
 def leftovers(storage: Storage, output: str) -> Iterator[Removal]:

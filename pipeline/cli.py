@@ -55,6 +55,12 @@ AddressOption = Annotated[
     str | None, typer.Option(help="Ray cluster to use; sets ray.address.", show_default=False)
 ]
 
+OutputArgument = Annotated[str, typer.Argument(metavar="OUTPUT", help="Output folder of a run.")]
+StoreConfigOption = Annotated[
+    Path | None,
+    typer.Option(help="Take the options of the store from this file.", show_default=False),
+]
+
 
 @app.command()
 def run(config: ConfigArgument, changes: SetOption = None, address: AddressOption = None) -> None:
@@ -129,6 +135,35 @@ def inspect(
         show_table(findings, summary, Console(highlight=False))
     if summary.failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def clean(
+    output: OutputArgument,
+    shards: Annotated[
+        list[str] | None,
+        typer.Option("--shard", metavar="SPEC", help="Free these shards to be done again."),
+    ] = None,
+    reasons: Annotated[
+        list[str] | None,
+        typer.Option("--with-reason", help="Free shards that rejected something for this reason."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell, remove nothing.")] = False,
+    config: StoreConfigOption = None,
+) -> None:
+    """Remove what killed runs left in an output, or free shards to be done again."""
+    from pipeline.clean import removals, remove
+    from pipeline.run_record import open_output
+
+    storage, url, _ = open_output(output, load_config(config) if config else None)
+    count = 0
+    for removal in removals(storage, url, specs=shards or [], reasons=reasons or []):
+        if not dry_run:
+            remove(storage, removal)
+        count += 1
+        print(f"{'would remove' if dry_run else 'removed'} {removal.url} ({removal.why})")
+    if not count:
+        _say(f"Nothing to remove in {url}")
 
 
 @app.command()

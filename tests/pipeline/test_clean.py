@@ -1,11 +1,21 @@
 """What may be removed, and above all what may not."""
 
 import os
+import tempfile
 
 import pytest
 
-from pipeline.clean import SETTLED_S, freed, leftovers, stale_rejects, with_reasons
-from pipeline.errors import ShardError
+from pipeline.clean import (
+    SETTLED_S,
+    freed,
+    leftovers,
+    removals,
+    remove,
+    remove_stale_rejects,
+    stale_rejects,
+    with_reasons,
+)
+from pipeline.errors import ConfigError, ShardError
 from pipeline.manifest import output_name
 from pipeline.quarantine import describe_failure, write_failure
 from tests.pipeline.outputs import Output, shard_id
@@ -149,3 +159,41 @@ def test_shards_are_found_by_the_reasons_that_they_committed(output):
     output.publish("d", rejects={"x": "unknown_format"})
     found = with_reasons(output.storage, output.path, {"decode_timeout", "decoder_crashed"})
     assert list(found) == [shard_id("a")]
+
+
+def test_without_a_choice_leftovers_and_dead_spools_go(output, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    spool = tmp_path / "tmp" / "embedmill-spool-x"
+    spool.mkdir(parents=True)
+    (spool / "rows.parquet").write_bytes(b"half")
+    os.utime(spool, (0, 0))
+    killed = output.leave_rejects("a", BAD)
+    output.publish("a")
+    os.utime(spool, (0, 0))
+    chosen = removals(output.storage, output.path, specs=[], reasons=[])
+    for removal in chosen:
+        remove(output.storage, removal)
+    assert rejects("a", killed) not in output.urls()
+    assert not spool.exists()
+
+
+def test_specs_and_reasons_together_choose_the_named_that_have_it(output):
+    for name in ("a", "b", "c"):
+        output.publish(name, rejects={"x": "decode_timeout"} if name != "b" else BAD)
+    chosen = removals(
+        output.storage, output.path, specs=["s3://in/{a,b}.tar"], reasons=["decode_timeout"]
+    )
+    gone = {url for url in removed(chosen, output) if url.startswith("embeddings/")}
+    assert gone == {embeddings("a")}
+
+
+def test_an_unknown_reason_is_refused_with_the_known_ones(output):
+    with pytest.raises(ConfigError, match=r"decode_timeuot; known: no_image.*decode_timeout"):
+        next(removals(output.storage, output.path, specs=[], reasons=["decode_timeuot"]))
+
+
+def test_the_end_of_a_run_counts_what_it_removes(output):
+    lost = output.leave_rejects("a", BAD)
+    output.publish("a")
+    assert remove_stale_rejects(output.storage, output.path, {lost}) == 1
+    assert remove_stale_rejects(output.storage, output.path, {lost}) == 0
