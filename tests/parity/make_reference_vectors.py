@@ -34,7 +34,9 @@ def main(folder: Path) -> None:
         write_seeded_checkpoint(checkpoint)
         processor = Siglip2ImageProcessor()
         model = Siglip2VisionModel.from_pretrained(checkpoint, dtype=torch.float32).eval()
-        vectors = [embed(paths[i : i + BATCH], processor, model) for i in range(0, len(paths), BATCH)]
+        vectors = [
+            embed(paths[i : i + BATCH], processor, model) for i in range(0, len(paths), BATCH)
+        ]
     np.savez_compressed(
         TARGET,
         names=np.array([path.name for path in paths]),
