@@ -19,6 +19,8 @@ from tests.integration.conftest import (
     write_shard,
 )
 
+pytestmark = pytest.mark.timeout(300)  # starting Ray takes up to a minute on a busy machine
+
 TOLERANCE = 2e-6  # of the largest value; transformers itself shows 1.8e-6 between batch sizes
 
 
@@ -56,6 +58,7 @@ def test_kill_dash_nine_of_the_driver_then_the_same_command(shards, write_config
     embeddings = tmp_path / "out" / "embeddings"
     deadline = time.monotonic() + 90
     while len(list(embeddings.glob("*.parquet"))) < 2 and time.monotonic() < deadline:
+        assert driver.poll() is None, driver.stderr.read()
         time.sleep(0.01)
     driver.kill()
     driver.communicate()
@@ -69,6 +72,7 @@ def test_kill_dash_nine_of_the_driver_then_the_same_command(shards, write_config
     assert len(keys) == len(set(keys)) == 72
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_in_order_and_says_how_to_continue(shards, write_config, tmp_path):
     config = write_config()
     driver = subprocess.Popen(
@@ -88,6 +92,7 @@ def test_ctrl_c_stops_in_order_and_says_how_to_continue(shards, write_config, tm
     assert len(read_rows(tmp_path / "out")) == 72
 
 
+@pytest.mark.slow
 def test_a_broken_shard_fails_alone(shards, write_config, tmp_path):
     whole = (tmp_path / "shards" / "03.tar").read_bytes()
     (tmp_path / "shards" / "03.tar").write_bytes(whole[: len(whole) // 2])
