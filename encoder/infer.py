@@ -11,10 +11,10 @@ import logging
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from encoder.config import EncoderConfig
 from encoder.model import VisionTower
 from encoder.non_finite import one_image, watch_non_finite
 from encoder.output import Output, Readout
+from encoder.pending import Pending
 from encoder.position import PositionGrids
 from encoder.transfer import Arrival, Transfer
 from encoder.weights import load_tower
@@ -41,32 +42,6 @@ log = logging.getLogger("embedmill")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _POOLED = Output()
 _IN_FLIGHT = 2  # submits that may wait for the device; the next one waits for the first of them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pending:
-    """Results on their way."""
-
-    batches: Sequence[PackedBatch]
-    readout: Readout
-    chunks: list[tuple[list[PackImage], Arrival]]
-
-    def results(self) -> list[NDArray[Any]]:
-        """For each pack what `Encoder` returns for it alone; waits until they are there."""
-        dtype = np.dtype(self.readout.dtype)
-        tokens = self.readout.vectors == "tokens"
-        outputs = [
-            np.empty((b.num_tokens if tokens else b.num_images, self.readout.width), dtype)
-            for b in self.batches
-        ]
-        for images, arrival in self.chunks:
-            values = arrival.wait()
-            lengths = (image.length if tokens else 1 for image in images)
-            for image, start in zip(images, accumulate(lengths, initial=0), strict=False):
-                target = image.rows if tokens else slice(image.place, image.place + 1)
-                count = target.stop - target.start
-                outputs[image.pack][target] = values[start : start + count]
-        return outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +60,7 @@ class Encoder:
     _positions: PositionGrids = field(repr=False)
     _transfer: Transfer = field(repr=False)
     _in_flight: deque[Arrival] = field(default_factory=deque, repr=False)
-    _turn: Lock = field(default_factory=Lock, repr=False)  # one submit at a time
+    _turn: AbstractContextManager[Any] = field(default_factory=RLock, repr=False)
 
     def __call__(self, batch: PackedBatch) -> NDArray[Any]:
         """What the output asks for, float32 or float16, in the order of the pack.
@@ -117,7 +92,7 @@ class Encoder:
 
     def explain(self, batch: PackedBatch, place: int) -> str:
         """Why the values of an image of the pack are not finite; does that image again, alone."""
-        with watch_non_finite(self._tower) as layers:
+        with self._turn, watch_non_finite(self._tower) as layers:
             values = self(one_image(batch, place))
         if layers:
             name = str(self.dtype).removeprefix("torch.")
@@ -133,37 +108,32 @@ class Encoder:
             images = sort_by_length(images)  # long runs
         while len(self._in_flight) >= _IN_FLIGHT:
             self._in_flight.popleft().wait()
-        chunks = self._start(images, batches, self.forward_tokens)
+        try:
+            chunks = self._start(images, batches, self.forward_tokens)
+        except torch.OutOfMemoryError:
+            if len(images) == 1:
+                raise
+            chunks = None  # done again below, where the error holds no more memory
         if chunks is None:
-            halved = sum(image.length for image in images) // 2
+            tokens = sum(image.length for image in images)
+            halved = min(tokens, self.forward_tokens) // 2
             log.warning(
                 "out of memory on %s with %d tokens in %d images; done again in forward passes of "
                 "at most %d tokens. Lower the token budget if this comes back.",
-                *(self.device, 2 * halved, len(images), halved),
+                *(self.device, tokens, len(images), halved),
             )
             torch.cuda.empty_cache()
-            chunks = self._start(images, batches, halved, again=True)
+            chunks = self._start(images, batches, halved)
         if chunks:
             self._in_flight.append(chunks[-1][1])
-        return chunks or []
+        return chunks
 
     def _start(
-        self,
-        images: Sequence[PackImage],
-        batches: Sequence[PackedBatch],
-        max_tokens: int,
-        *,
-        again: bool = False,
-    ) -> list[tuple[list[PackImage], Arrival]] | None:
-        """Queued forward passes; None where memory ran out for the first time."""
-        try:
-            return [
-                (chunk, self._forward(chunk, batches)) for chunk in chunk_images(images, max_tokens)
-            ]
-        except torch.OutOfMemoryError:
-            if again or len(images) == 1:
-                raise
-            return None
+        self, images: Sequence[PackImage], batches: Sequence[PackedBatch], max_tokens: int
+    ) -> list[tuple[list[PackImage], Arrival]]:
+        return [
+            (chunk, self._forward(chunk, batches)) for chunk in chunk_images(images, max_tokens)
+        ]
 
     def _forward(self, images: list[PackImage], batches: Sequence[PackedBatch]) -> Arrival:
         lengths = [image.length for image in images]
