@@ -25,7 +25,9 @@ from pipeline.writer import read_footer
 # A temporary file that was touched since may belong to a run that works now.
 SETTLED_S = 600.0
 _THREADS = 16  # each waits for a footer
-_REJECTS_NAME = re.compile(r"/(?P<name>[^/]+)\.(?P<attempt>[0-9a-f]{32})\.parquet$")
+_REJECTS_NAME = re.compile(
+    r"/(?P<name>[^/]+-(?P<number>[0-9a-f]{16}))\.(?P<attempt>[0-9a-f]{32})\.parquet$"
+)
 _PROBE_NAME = re.compile(r"/_probe-[0-9a-f]{32}$")
 
 
@@ -37,11 +39,12 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rejects:
+class RejectsObject:
     """A rejects object by what its name says."""
 
     url: str
-    name: str
+    name: str  # of the shard's output
+    number: int  # of the shard, see `manifest.shard_number`
     attempt: str
 
 
@@ -112,10 +115,10 @@ def stale_rejects(
     With `lost`, attempts that are known to have failed, only these are looked at and the shards
     with rejects of several attempts: the end of a run need not read the footer of every shard.
     """
-    found = _rejects(storage, output)
+    found = list_rejects(storage, output)
     if lost is not None:
         several = _several_attempts(storage, output)
-        found = (r for r in found if r.attempt in lost or _number(r.name) in several)
+        found = (r for r in found if r.attempt in lost or r.number in several)
     for rejects, footer in in_threads(
         partial(_with_footer, storage, output), found, threads=_THREADS
     ):
@@ -125,7 +128,7 @@ def stale_rejects(
 
 def with_reasons(storage: Storage, output: str, reasons: Collection[str]) -> Iterator[str]:
     """The canonical ids of published shards that rejected something for one of these reasons."""
-    found = _rejects(storage, output)
+    found = list_rejects(storage, output)
     for rejects, footer in in_threads(
         partial(_with_footer, storage, output), found, threads=_THREADS
     ):
@@ -144,7 +147,7 @@ def freed(storage: Storage, output: str, shards: Collection[str]) -> Iterator[Re
     for shard in shards:
         if _exists(storage, url := embeddings_url(output, shard)):
             yield Removal(url=url, why="embeddings, to be done again")
-    for rejects in _rejects(storage, output):
+    for rejects in list_rejects(storage, output):
         if rejects.name in names:
             yield Removal(url=rejects.url, why="rejects, to be done again")
     for shard in shards:
@@ -152,28 +155,27 @@ def freed(storage: Storage, output: str, shards: Collection[str]) -> Iterator[Re
             yield Removal(url=url, why="failure, to be tried again")
 
 
-def _rejects(storage: Storage, output: str) -> Iterator[_Rejects]:
+def list_rejects(storage: Storage, output: str) -> Iterator[RejectsObject]:
     for info in storage.list(f"{output}/{REJECTS}"):
         if found := _REJECTS_NAME.search(info.url):
-            yield _Rejects(url=info.url, name=found["name"], attempt=found["attempt"])
+            yield RejectsObject(
+                url=info.url,
+                name=found["name"],
+                number=int(found["number"], 16),
+                attempt=found["attempt"],
+            )
 
 
 def _several_attempts(storage: Storage, output: str) -> set[int]:
     """The shards with more than one rejects object; 8 bytes of memory for each object."""
-    numbers = array("Q", (_number(rejects.name) for rejects in _rejects(storage, output)))
+    numbers = array("Q", (rejects.number for rejects in list_rejects(storage, output)))
     values, counts = np.unique(np.frombuffer(numbers, dtype=np.uint64), return_counts=True)
     return {int(value) for value in values[counts > 1]}
 
 
-def _number(name: str) -> int:
-    """The 16 hex digits that end an output name."""
-    digits = name[-16:]
-    return int(digits, 16) if re.fullmatch("[0-9a-f]{16}", digits) else 0
-
-
 def _with_footer(
-    storage: Storage, output: str, rejects: _Rejects
-) -> tuple[_Rejects, dict[str, Any] | None]:
+    storage: Storage, output: str, rejects: RejectsObject
+) -> tuple[RejectsObject, dict[str, Any] | None]:
     try:
         return rejects, read_footer(storage, f"{output}/{EMBEDDINGS}/{rejects.name}.parquet")
     except StorageError as error:

@@ -138,6 +138,47 @@ def inspect(
 
 
 @app.command()
+def verify(
+    output: OutputArgument,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Take the input shards and the store's options from this file."),
+    ] = None,
+    shards: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="SPEC", help="The shards that must be in the output."),
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Compute so many random rows again and compare.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for machines.")] = False,
+) -> None:
+    """Check an output: every file, count and vector. Exit code 1 where something is wrong."""
+    from pipeline.run_record import open_output
+    from pipeline.verify import input_shards, verify_output
+    from pipeline.verify_view import show_json, show_table
+
+    loaded = load_config(config) if config else None
+    if loaded and shards:
+        raise ConfigError("--input and --config both name the input: give one of them")
+    storage, url, record = open_output(output, loaded)
+    inputs, unknown = input_shards(storage, record, specs=shards, config=loaded)
+    report, picked = verify_output(storage, url, record, inputs, sample=sample)
+    if unknown:
+        report.notes.append(f"not compared with the input: {unknown}")
+    if picked:
+        from pipeline.reembed import compare_sample
+
+        compare_sample(storage, url, record, picked, inputs or [], report)
+    if as_json:
+        show_json(report)
+    else:
+        show_table(report, Console(highlight=False))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
 def clean(
     output: OutputArgument,
     shards: Annotated[

@@ -25,7 +25,7 @@ EMBEDDINGS, REJECTS, FAILED = "embeddings", "rejects", "failed"
 # Versions that can matter when a figure or a vector is questioned later.
 _RECORDED = ("embedmill", "torch", "numpy", "pillow", "simplejpeg", "pyarrow", "ray", "obstore")
 _MAX_STEM = 80
-_HASH = re.compile(r"-([0-9a-f]{16})\.parquet$")
+_NAME_END = re.compile(r"-([0-9a-f]{16})\.(?:parquet|json)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,27 @@ def output_name(shard: str) -> str:
     return f"{stem}-{_hash_hex(shard)}"
 
 
+def shard_number(shard: str) -> int:
+    """The 64 bits of a shard's id that its output's name ends with."""
+    return int(_hash_hex(shard), 16)
+
+
+def named_number(url: str) -> int | None:
+    """The `shard_number` of the shard whose embeddings or failure this is; None for others."""
+    match = _NAME_END.search(url)
+    return int(match.group(1), 16) if match else None
+
+
+def is_in_sorted(numbers: NDArray[np.uint64], order: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """As np.isin with a sorted array, in a quarter of its memory."""
+    if not order.size:
+        return np.zeros(len(numbers), dtype=np.bool_)
+    places = np.searchsorted(order, numbers)
+    np.minimum(places, len(order) - 1, out=places)
+    found: NDArray[np.bool_] = order[places] == numbers
+    return found
+
+
 def embeddings_url(output: str, shard: str) -> str:
     return f"{output}/{EMBEDDINGS}/{output_name(shard)}.parquet"
 
@@ -103,25 +124,15 @@ def pending_shards(storage: Storage, output: str, urls: Sequence[str]) -> list[s
     """
     done = array("Q")
     for info in storage.list(f"{output}/{EMBEDDINGS}/"):
-        if match := _HASH.search(info.url):
-            done.append(int(match.group(1), 16))
-    names = np.fromiter((int(_hash_hex(canonical_url(url)), 16) for url in urls), np.uint64)
+        if (number := named_number(info.url)) is not None:
+            done.append(number)
+    names = np.fromiter((shard_number(canonical_url(url)) for url in urls), np.uint64)
     order = np.sort(names)
     if (double := order[1:][order[1:] == order[:-1]]).size:
         name = output_name(canonical_url(urls[int(np.argmax(names == double[0]))]))
         raise ConfigError(f"two input shards have one output name: {name}")
-    is_done = _is_in(names, np.sort(np.frombuffer(done, dtype=np.uint64)))
+    is_done = is_in_sorted(names, np.sort(np.frombuffer(done, dtype=np.uint64)))
     return [url for url, there in zip(urls, is_done, strict=True) if not there]
-
-
-def _is_in(numbers: NDArray[np.uint64], order: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """As np.isin for a sorted array, in a quarter of its memory."""
-    if not order.size:
-        return np.zeros(len(numbers), dtype=np.bool_)
-    places = np.searchsorted(order, numbers)
-    np.minimum(places, len(order) - 1, out=places)
-    found: NDArray[np.bool_] = order[places] == numbers
-    return found
 
 
 def open_run(

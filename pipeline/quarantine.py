@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from pipeline.errors import StorageError
+from pipeline.errors import OutputError, StorageError
 from pipeline.manifest import FAILED, failed_url
 from pipeline.storage import Storage
 from pipeline.urls import without_secrets
@@ -48,13 +48,18 @@ def failed_urls(storage: Storage, output: str) -> set[str]:
 
 
 def read_failures(storage: Storage, output: str) -> Iterator[FailedShard]:
-    """The shards that are given up, in the order of their names."""
+    """The shards that are given up, in the order of their names.
+
+    Raises OutputError for an object that is no such record.
+    """
     for url in sorted(failed_urls(storage, output)):
         try:
             yield FailedShard(**json.loads(storage.read(url)))
         except StorageError as error:
             if error.kind != "not_found":  # it succeeded meanwhile
                 raise
+        except (ValueError, TypeError) as error:
+            raise OutputError(f"{url} must be the record of a failed shard: {error}") from error
 
 
 def remove_failure(storage: Storage, output: str, shard: str) -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from encoder.geometry import Geometry
 from encoder.output import Readout
@@ -23,6 +23,12 @@ class RunRecord:
     model: ModelFacts
     config: RunConfig  # as resolved, without its secrets
     versions: Mapping[str, str]
+
+    @property
+    def kernel(self) -> Literal["torch", "pillow"]:
+        """The resize kernel that the run began with."""
+        kernel: Literal["torch", "pillow"] = self.fields["preprocess.resize_kernel"]
+        return kernel
 
 
 def open_output(path: str, config: RunConfig | None) -> tuple[Storage, str, RunRecord]:

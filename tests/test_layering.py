@@ -36,7 +36,9 @@ LAYERS = [
         "pipeline.preprocess pipeline.storage",
         "pipeline.decoder_child pipeline.manifest pipeline.specs pipeline.spool",
         "pipeline.quarantine pipeline.run_record pipeline.writer",
-        "pipeline.clean pipeline.inspection pipeline.stage",
+        "pipeline.clean pipeline.inspection pipeline.stage pipeline.verify_shard",
+        "pipeline.verify",
+        "pipeline.reembed pipeline.verify_view",
         "pipeline.actors pipeline.inspection_view pipeline.scaling pipeline.work",
         # the cluster
         "pipeline.cluster pipeline.demo pipeline.pools pipeline.progress pipeline.workers",
@@ -64,6 +66,7 @@ IMPORT_TORCH = {
     "encoder.transfer",
     "encoder.weights",
     "pipeline.actors",
+    "pipeline.reembed",
     "pipeline.resize",
 }
 NEVER_IN_ENCODER = {"pipeline", "ray", "yaml", "obstore", "pyarrow", "PIL", "pydantic", "typer"}

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -50,8 +51,13 @@ class Output:
         self.config = RunConfig.model_validate(raw | {"model": {"checkpoint": "seeded"}} | sections)
         self.path = path
         self.storage = Storage(self.config.storage)
-        self.fingerprint = make_fingerprint(self.config, MODEL, "torch")
-        open_run(self.storage, path, self.config, MODEL, self.fingerprint)
+        wanted = self.config.output
+        readout = replace(
+            MODEL.readout, vectors=wanted.vectors, normalize=wanted.normalize, dtype=wanted.dtype
+        )
+        model = replace(MODEL, readout=readout)
+        self.fingerprint = make_fingerprint(self.config, model, "torch")
+        open_run(self.storage, path, self.config, model, self.fingerprint)
 
     def urls(self) -> set[str]:
         """Everything that is there, relative to the folder."""

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.config import StorageConfig
-from pipeline.errors import ShardError, StorageError
+from pipeline.errors import OutputError, ShardError, StorageError
 from pipeline.manifest import failed_url
 from pipeline.quarantine import (
     describe_failure,
@@ -63,3 +63,10 @@ def test_the_message_holds_no_secret(storage, output):
     assert "no answer from https://host/b.tar" in text
     assert "SECRET" not in text
     assert "pw" not in text
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"shard": "s3://in/a.tar"}'])
+def test_a_foreign_object_among_the_failures_is_named(storage, output, content):
+    storage.put(f"{output}/failed/notes.json", content)
+    with pytest.raises(OutputError, match=r"failed/notes.json must be the record"):
+        list(read_failures(storage, output))
