@@ -18,6 +18,7 @@ from tests.integration.conftest import (
     read_rows,
     write_shard,
 )
+from tests.integration.test_plain_run import run as run_plainly
 
 pytestmark = pytest.mark.timeout(300)  # starting Ray takes up to a minute on a busy machine
 
@@ -103,7 +104,7 @@ def test_a_broken_shard_fails_alone(shards, write_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_pool_sizes_do_not_change_the_vectors(shards, write_config, tmp_path):
+def test_pools_and_the_plain_loop_give_the_same_vectors(shards, write_config, tmp_path):
     outputs = []
     for number in (1, 2):
         workers = {
@@ -114,10 +115,13 @@ def test_pool_sizes_do_not_change_the_vectors(shards, write_config, tmp_path):
         config = write_config(output={"path": str(outputs[-1])}, workers=workers)
         run = embedmill("run", config)
         assert run.returncode == 0, run.stderr
+    outputs.append(tmp_path / "plain")
+    run_plainly(write_config(output={"path": str(outputs[-1])}))
     rows = [[(row["shard"], row["key"]) for row in read_rows(output)] for output in outputs]
-    assert rows[0] == rows[1]
-    one, two = (vectors_of(output) for output in outputs)
+    assert rows[0] == rows[1] == rows[2]
+    one, two, plain = (vectors_of(output) for output in outputs)
     assert np.abs(one - two).max() <= TOLERANCE * np.abs(one).max()
+    assert np.abs(one - plain).max() <= TOLERANCE * np.abs(one).max()
 
 
 @pytest.mark.slow
