@@ -22,7 +22,7 @@ LAYERS = [
         "encoder.diagnosis encoder.output encoder.processor",
         "encoder.batch encoder.model encoder.source",
         "encoder.checkpoint encoder.chunks",
-        "encoder.non_finite encoder.seeded encoder.weights pipeline.records",
+        "encoder.non_finite encoder.pending encoder.seeded encoder.weights pipeline.records",
         "encoder.infer pipeline.errors",
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
@@ -76,7 +76,7 @@ LOADS_RAY = IMPORT_RAY
 LOADS_TORCH = (
     IMPORT_TORCH
     | LOADS_RAY
-    | {"pipeline.preprocess", "pipeline.decoder_child", "pipeline.stage"}
+    | {"encoder.pending", "pipeline.preprocess", "pipeline.decoder_child", "pipeline.stage"}
     | {"pipeline.work", "pipeline.progress", "pipeline.inspection", "pipeline.inspection_view"}
 )
 CONTRACTS = [
