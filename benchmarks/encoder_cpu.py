@@ -24,14 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from encoder_inputs import budgets, load_pack, make_pack, photos, save_pack
+from encoder_inputs import MODELS, budgets, load_pack, make_pack, photos, save_pack
 
-MODELS = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2},
-    "small": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6},
-    "base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
-}
-HEADS = {"tiny": 1, "small": 6, "base": 12}
 ENGINES = ("embedmill", "transformers")
 WORKLOADS = ("256", "mixed")
 
@@ -49,7 +43,7 @@ def main() -> None:
             "machine": platform.processor() or platform.machine(),
             "threads": options.threads,
             "versions": {name: version(name) for name in ("torch", "transformers", "numpy")},
-            "model": MODELS[options.model] | {"num_attention_heads": HEADS[options.model]},
+            "model": MODELS[options.model],
             "images": options.images,
             "images_at_a_time": options.batch,
             "workloads": {name: _measure(name, folder, options) for name in options.workloads},
@@ -102,8 +96,7 @@ def _padded(pack: Path) -> int:
 def _write_inputs(folder: Path, options: argparse.Namespace) -> None:
     from encoder.seeded import write_seeded_checkpoint
 
-    heads = HEADS[options.model]
-    write_seeded_checkpoint(folder / "model", num_attention_heads=heads, **MODELS[options.model])
+    write_seeded_checkpoint(folder / "model", **MODELS[options.model])
     images = list(photos(options.photos, options.images))
     for workload in options.workloads:
         patches = budgets(workload, len(images))

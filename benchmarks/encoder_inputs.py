@@ -10,6 +10,21 @@ from encoder.batch import PackedBatch
 from encoder.geometry import Geometry
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+MODELS = {
+    name: dict(
+        zip(
+            ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+            sizes,
+            strict=True,
+        )
+    )
+    for name, sizes in {
+        "tiny": (64, 256, 2, 1),
+        "small": (384, 1536, 6, 6),
+        "base": (768, 3072, 12, 12),
+        "so400m": (1152, 4304, 27, 16),
+    }.items()
+}
 MIXED = (64, 128, 256, 576, 1024)  # max_num_patches, drawn evenly for each image
 PATCH_SIZE = 16
 

@@ -26,16 +26,21 @@ class PaddedReference:
         for image, rows in enumerate(np.split(pack.pixel_values, pack.cu_seqlens[1:-1])):
             pixels[image, : len(rows)] = torch.from_numpy(rows).float().sub(127.5).div(127.5)
             mask[image, : len(rows)] = 1
-        return {
+        inputs = {
             "pixel_values": pixels,
             "pixel_attention_mask": mask,
             "spatial_shapes": torch.from_numpy(pack.spatial_shapes),
         }
+        if self._device == "cpu":
+            return inputs
+        return {name: tensor.pin_memory() for name, tensor in inputs.items()}
 
     @torch.inference_mode()
     def encode(self, inputs: dict[str, Tensor]) -> np.ndarray:
         """[N, D] float32 pooled vectors of unit length."""
-        moved = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        moved = {
+            name: tensor.to(self._device, non_blocking=True) for name, tensor in inputs.items()
+        }
         moved["pixel_values"] = moved["pixel_values"].to(self._model.dtype)
         pooled = self._model(**moved).pooler_output.float()
         return torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()

@@ -21,6 +21,23 @@ def run(script, *arguments) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_encoder_gpu_runs_to_its_end_without_a_gpu():
+    sizes = ["--images", 6, "--pack-tokens", 1024, "--padded-images", 3, "--seconds", 0]
+    result = run("encoder_gpu.py", "--models", "tiny", *sizes)
+    assert result["card"]["matrix_tflops"] > 0
+    figures = result["models"]["tiny"]
+    assert figures["ours"].keys() == figures["theirs"].keys() == {"256", "1024", "mixed"}
+    for workload, ours in figures["ours"].items():
+        assert ours["images_per_s"] > 0
+        assert ours["matrix_share"] > 0
+        assert figures["theirs"][workload]["host_to_device_mb"] > 3.9 * ours["host_to_device_mb"]
+    assert figures["correctness"]["float32_largest"] < 1e-5
+    assert figures["correctness"]["bfloat16_ours"] > 0
+    assert len(result["targets"]) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_encoder_cpu():
     sizes = ["--images", 8, "--batch", 4, "--pair", 4, "--rounds", 1, "--threads", 1]
     result = run("encoder_cpu.py", PHOTOS, "--model", "tiny", *sizes)
