@@ -63,14 +63,14 @@ class TarReader:
         return data
 
     def _finish(self, member: Member) -> None:
-        """Passes over what was not read, and the padding: the whole member must be there."""
+        """Passes over what was not read, and over the padding."""
         self._data_left -= self._source.skip(self._data_left)
-        padding = -member.size % BLOCK
-        if self._data_left or self._source.skip(padding) < padding:
+        if self._data_left:
             self._fail_cut(
                 f"it ends in member {member.name!r}, {member.size - self._data_left:,} of its "
                 f"{member.size:,} bytes are there"
             )
+        self._source.skip(-member.size % BLOCK)
 
     def _next_block(self) -> bytes:
         """The next block that is not zeros; empty behind the end mark of the last archive."""
@@ -96,14 +96,14 @@ class TarReader:
 
     def _check_end(self, rest: bytes, zero_blocks: int) -> None:
         self._check_foreign(rest)
-        if any(rest) or self._extended:
+        if any(rest):
             self._fail_cut("it ends in a header" if zero_blocks < 2 else "it ends in stray bytes")
         if self._source.position == 0:
             self._fail_cut("it is empty, without even the end-of-archive mark")
         if zero_blocks < 2:
             self._fail_cut(
-                "it has no end-of-archive mark (two blocks of zeros): it was cut exactly between "
-                "two members, or its writer was never closed, which looks the same"
+                "it has no end-of-archive mark (two blocks of zeros): it was cut between two "
+                "members, or its writer was never closed, which looks the same"
             )
 
     def _parse(self, block: bytes) -> Member | None:
