@@ -185,6 +185,11 @@ def test_floats_are_scaled_not_clipped(values, expected):
     assert gray_row(values, "F") == expected
 
 
+def test_signalling_nan_is_black_without_a_warning():
+    data = struct.pack("<fIf", 0.5, 0x7F800001, 1.0)
+    assert rgb(Image.frombytes("F", (3, 1), data))[0, :, 0].tolist() == [128, 0, 255]
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -258,8 +263,7 @@ def swapped_profile(mode):
     places = {bytes(data[132 + 12 * i : 136 + 12 * i]): 132 + 12 * i for i in range(count)}
     red, blue = places[b"rXYZ"], places[b"bXYZ"]
     data[red : red + 4], data[blue : blue + 4] = b"bXYZ", b"rXYZ"
-    if mode != "RGB ":
-        data[16:20] = mode.encode()
+    data[16:20] = mode.encode("latin-1")
     return bytes(data)
 
 
@@ -281,7 +285,14 @@ def test_colour_profile_is_applied_under_alpha_and_palette():
 
 
 @pytest.mark.parametrize(
-    "profile", [b"", b"not a profile", swapped_profile("RGB ")[:200], swapped_profile("CMYK")]
+    "profile",
+    [
+        b"",
+        b"not a profile",
+        swapped_profile("RGB ")[:200],
+        swapped_profile("CMYK"),
+        swapped_profile("R\xf7B "),
+    ],
 )
 def test_profile_that_cannot_be_used_is_ignored(profile):
     image = one("RGB", (255, 0, 0))
