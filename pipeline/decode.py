@@ -65,7 +65,7 @@ def decode(
     if isinstance(opened, JpegHeader):
         pixels, truncated = _decode_jpeg(data, header, opened, config, needed, buffer)
     else:
-        pixels, truncated = _load(data, opened, config, buffer)
+        pixels, truncated = _load(data, header.format, opened, config, buffer)
     if header.format != "TIFF":
         pixels = turn_upright(pixels, header.orientation if config.exif_orientation else 1)
     elif not config.exif_orientation:
@@ -97,7 +97,7 @@ def _decode_jpeg(
             return _decode_cut_jpeg(data, problem, config)
     image = open_image(data, "JPEG", config.max_image_pixels)
     try:
-        return _load(data, image, config, buffer)
+        return _load(data, "JPEG", image, config, buffer)
     except SampleError as error:
         if not problem:
             raise
@@ -125,17 +125,17 @@ def _decode_cut_jpeg(data: bytes, problem: str, config: PreprocessConfig) -> tup
 
 
 def _load(
-    data: bytes, image: Image.Image, config: PreprocessConfig, buffer: PixelBuffer
+    data: bytes, name: str, image: Image.Image, config: PreprocessConfig, buffer: PixelBuffer
 ) -> tuple[RGB, bool]:
-    truncated = False
+    limit, truncated = config.max_image_pixels, False
     try:
-        load_pixels(image, data, config.max_image_pixels)
+        load_pixels(image, data, name, limit)
     except SampleError as error:
         truncated = error.reason is RejectReason.TRUNCATED_IMAGE
         if not truncated or config.truncated_images == "reject":
             raise
-        image = open_image(data, str(image.format), config.max_image_pixels)
-        load_pixels(image, data, config.max_image_pixels, accept_truncated=True)
+        image = open_image(data, name, limit)  # a failed image would pass for loaded
+        load_pixels(image, data, name, limit, accept_truncated=True)
     pixels = buffer.take(image.height, image.width)
     to_rgb(image, pixels, background=config.background, icc=config.icc)
     return pixels, truncated

@@ -30,10 +30,15 @@ def open_image(data: bytes, image_format: str, max_pixels: int) -> Image.Image:
 
 
 def load_pixels(
-    image: Image.Image, data: bytes, max_pixels: int, *, accept_truncated: bool = False
+    image: Image.Image,
+    data: bytes,
+    image_format: str,
+    max_pixels: int,
+    *,
+    accept_truncated: bool = False,
 ) -> None:
     """Decodes the first frame in place. Raises SampleError."""
-    with _rejecting(data, str(image.format), max_pixels, accept_truncated=accept_truncated):
+    with _rejecting(data, image_format, max_pixels, accept_truncated=accept_truncated):
         image.load()
 
 

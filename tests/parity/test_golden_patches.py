@@ -20,10 +20,10 @@ needs_uint8_kernel = pytest.mark.skipif(
 
 
 def prepare_image(image, geometry, kernel="torch") -> PatchedImage:
-    png = io.BytesIO()
-    image.save(png, "PNG", compress_level=1)
+    file = io.BytesIO()
+    image.save(file, "PPM")
     sample = RawSample(
-        id=SampleId(shard="file:///s.tar", key="k"), index=0, member="k.png", image=png.getvalue()
+        id=SampleId(shard="file:///s.tar", key="k"), index=0, member="k.ppm", image=file.getvalue()
     )
     return prepare(sample, PreprocessConfig(), geometry=geometry, kernel=kernel)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageCms, ImageFile, ImageOps
 
 from pipeline.config import PreprocessConfig
 from pipeline.decode import decode
@@ -144,6 +144,19 @@ def test_cut_files_are_kept_and_marked_when_accepted(name):
     assert decoded.pixels.shape == whole.shape
     assert 0.2 < (decoded.pixels == whole).all(axis=-1).mean() < 0.95
     assert not decode(data, accept).truncated
+
+
+def test_cut_multi_picture_file_by_way_of_pillow():
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    image = PHOTO.resize((800, 600))
+    data = encoded("MPO", image, save_all=True, append_images=[image], icc_profile=profile)
+    config = PreprocessConfig(icc="apply", truncated_images="accept")
+    assert not decode(data, config).truncated
+    cut = decode(data[: len(data) // 4], config)
+    assert cut.truncated
+    assert cut.pixels.shape == (600, 800, 3)
+    with pytest.raises(SampleError, match=r"^truncated_image: JPEG: "):
+        decode(data[: len(data) // 4], PreprocessConfig(icc="apply"))
 
 
 def test_jpeg_with_an_end_marker_but_without_its_pixels_is_truncated():
