@@ -3,7 +3,7 @@
     python -m tests.fuzz.fuzz_images --minutes 10 [--seed 1] [--corpora FOLDER]
 
 Ten minutes over the corpora: 219,000 images, found a JPEG frame at the very end of the data, colour
-profiles with a name that is not ASCII, signalling NaNs, and a slow rule for LAB; all are tests now.
+profiles with a name that is not ASCII, signalling NaNs, and a slow rule for LAB; the first three are tests.
 """
 
 import argparse
