@@ -3,10 +3,24 @@
 import numpy as np
 import pytest
 import torch
+from towers import (
+    FEW,
+    MIXED,
+    RAW,
+    SO400M,
+    TINY,
+    TOKENS,
+    TOLERANCE,
+    differences,
+    encode,
+    randomise,
+    reference,
+    vision_model,
+    worst_image,
+)
 from transformers import (
     Siglip2Config,
     Siglip2Model,
-    Siglip2VisionConfig,
     Siglip2VisionModel,
     SiglipConfig,
     SiglipModel,
@@ -15,24 +29,11 @@ from transformers import (
 )
 
 from encoder.checkpoint import describe_checkpoint
-from encoder.infer import load_encoder
 from encoder.output import Output
 from encoder.seeded import write_seeded_checkpoint
 
 pytestmark = pytest.mark.parity
 
-MIXED = [
-    *((1, 1), (1, 2), (2, 1), (3, 5), (5, 3), (7, 13), (13, 7), (10, 10), (12, 21), (14, 18)),
-    *((18, 14), (16, 16), (16, 16), (4, 64), (64, 4), (128, 2), (2, 128), (1, 256), (256, 1)),
-    *((1, 16), (16, 1)),
-]
-FEW = [(1, 1), (3, 5), (14, 18), (16, 16), (4, 64), (64, 4), (1, 256), (256, 1)]
-TINY = {
-    "hidden_size": 96,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-}
 TEXT = {
     **TINY,
     "vocab_size": 64,
@@ -44,102 +45,11 @@ FIXED = [
     pytest.param({"image_size": 224, "patch_size": 16}, id="224-patch16"),
     pytest.param({"image_size": 130, "patch_size": 14}, id="130-patch14-4px-left-out"),
 ]
-TOLERANCE = 1e-5
-RAW, TOKENS = Output(normalize=False), Output(vectors="tokens")
-
-
-def randomise(model, seed=0) -> None:
-    """Draw every parameter, so that no bias, norm, probe or position drops out of the result."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            draw = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name and name.endswith("weight"):
-                parameter.copy_(1 + 0.2 * draw)
-            elif name.endswith("bias"):
-                parameter.copy_(0.2 * draw)
-            elif "q_proj" in name or "k_proj" in name or "in_proj" in name:
-                # Sharper attention than at the usual scale: boundaries between images must show.
-                parameter.copy_(2 * draw / parameter.shape[-1] ** 0.5)
-            else:
-                parameter.copy_(draw / parameter.shape[-1] ** 0.5)
-
-
-def vision_model(**sizes) -> Siglip2VisionModel:
-    model = Siglip2VisionModel(Siglip2VisionConfig(**sizes)).eval()
-    randomise(model)
-    return model
-
-
-@torch.inference_mode()
-def reference(model, pack) -> dict:
-    """transformers' pooled [N, D] and hidden states [T, D] of a pack, padded for it.
-
-    By layer as `hidden_states` counts them, which are all before the final norm; `last` is after.
-    """
-    lengths = np.diff(pack.cu_seqlens)
-    pixels = torch.zeros(len(lengths), int(lengths.max()), pack.pixel_values.shape[1])
-    mask = torch.zeros(pixels.shape[:2], dtype=torch.int32)
-    for i, rows in enumerate(np.split(pack.pixel_values, pack.cu_seqlens[1:-1])):
-        pixels[i, : len(rows)] = (torch.from_numpy(rows.copy()).float() / 255 - 0.5) / 0.5
-        mask[i, : len(rows)] = 1
-    output = model(
-        pixel_values=pixels.to(model.dtype),
-        pixel_attention_mask=mask,
-        spatial_shapes=torch.from_numpy(pack.spatial_shapes),
-        output_hidden_states=True,
-    )
-    return by_name(output, lambda states: states[mask.bool()])
-
-
-@torch.inference_mode()
-def fixed_reference(model, pack) -> dict:
-    """`reference` for a fixed-resolution tower: the pack's patches put together to images."""
-    side, size = model.config.image_size, model.config.patch_size
-    grid = side // size
-    patches = torch.from_numpy(pack.pixel_values).view(-1, grid, grid, size, size, 3)
-    # What lies outside of whole patches must not matter: bright noise.
-    images = torch.full((len(patches), 3, side, side), 9.0)
-    whole = (patches.permute(0, 5, 1, 3, 2, 4).float() / 255 - 0.5) / 0.5
-    images[:, :, : grid * size, : grid * size] = whole.reshape(-1, 3, grid * size, grid * size)
-    output = model(pixel_values=images, output_hidden_states=True)
-    return by_name(output, lambda states: states.flatten(0, 1))
-
-
-def by_name(output, rows) -> dict:
-    named = {number: rows(state) for number, state in enumerate(output.hidden_states)}
-    named["last"] = rows(output.last_hidden_state)
-    if output.pooler_output is not None:
-        named["pooled"] = output.pooler_output
-    return {name: tensor.float().numpy() for name, tensor in named.items()}
-
-
-def worst_image(found, expected, cu_seqlens=None) -> float:
-    """The largest max|difference| / max|value| of any image."""
-    if cu_seqlens is None:
-        cu_seqlens = np.arange(len(found) + 1)
-    pairs = zip(
-        np.split(found, cu_seqlens[1:-1]), np.split(expected, cu_seqlens[1:-1]), strict=True
-    )
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
-
-
-def encode(folder, pack, output, dtype="float32", **options) -> np.ndarray:
-    return load_encoder(folder, device="cpu", dtype=dtype, output=output, **options)(pack)
 
 
 def assert_parity(model, folder, pack, **options) -> None:
-    fixed = hasattr(model.config, "image_size")
-    expected = (fixed_reference if fixed else reference)(model, pack)
-    found = encode(folder, pack, RAW, **options)
-    assert worst_image(found, expected["pooled"]) <= TOLERANCE
-    found = encode(folder, pack, TOKENS, **options)
-    assert worst_image(found, expected["last"], pack.cu_seqlens) <= TOLERANCE
-    depth = model.config.num_hidden_layers
-    for layer in {0, 1, depth - 1, depth}:
-        output = Output(vectors="tokens", layers=(layer,), final_norm=False)
-        found = encode(folder, pack, output, **options)
-        assert worst_image(found, expected[layer], pack.cu_seqlens) <= TOLERANCE, layer
+    found = differences(model, folder, pack, **options)
+    assert max(found.values()) <= TOLERANCE, found
 
 
 @pytest.mark.parametrize("attention", ["reference", "sdpa"])
@@ -262,21 +172,22 @@ def rms(values) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        pytest.param({}, id="base"),
-        pytest.param(
-            {
-                "hidden_size": 1152,
-                "intermediate_size": 4304,
-                "num_attention_heads": 16,
-                "num_hidden_layers": 4,
-            },
-            id="so400m-4-layers",
-        ),
-    ],
+    ("sizes", "grids"),
+    [pytest.param({}, MIXED, id="base"), pytest.param(SO400M, FEW[:4], id="so400m")],
 )
-def test_full_width_tower_equals_transformers(tmp_path, make_pack, sizes):
+def test_full_size_tower_equals_transformers(tmp_path, make_pack, sizes, grids):
     model = vision_model(**sizes)
     model.save_pretrained(tmp_path)
-    assert_parity(model, tmp_path, make_pack(MIXED))
+    assert_parity(model, tmp_path, make_pack(grids))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_full_size_fixed_resolution_tower_equals_transformers(tmp_path, make_pack):
+    """As google/siglip2-base-patch16-224; 384 px at patch size 14 leaves pixels out."""
+    for sizes in ({}, {"image_size": 384, "patch_size": 14, "num_hidden_layers": 3}):
+        model = SiglipVisionModel(SiglipVisionConfig(**sizes)).eval()
+        randomise(model)
+        model.save_pretrained(tmp_path / str(len(sizes)))
+        pack = square_pack(make_pack, {"image_size": 224, "patch_size": 16} | sizes)
+        assert_parity(model, tmp_path / str(len(sizes)), pack)
