@@ -112,7 +112,8 @@ def verify_output(
             subject = facts.shard or facts.url
             report.add(Finding(check="surplus", subject=subject, detail="it is no input shard"))
         _count(facts, report)
-        picker.offer(facts)
+        if not any(finding.check in ("readable", "schema") for finding in facts.findings):
+            picker.offer(facts)
     done = _sorted(there)
     _check_rejects(storage, output, _sorted(readable), _sorted(attempts), report)
     _check_failures(storage, output, done, report)

@@ -176,7 +176,9 @@ def test_values_that_are_not_finite_are_found(output, value):
     vectors = unit_vectors(3)
     vectors[1, 2] = value
     rewrite(output, "b", with_vectors(vectors))
-    assert counts(output) == {"vectors": 1}
+    (finding,) = verified(output).findings
+    assert finding.check == "vectors"
+    assert finding.detail == "1 vectors have values that are not finite"
 
 
 @pytest.mark.parametrize(("dtype", "off"), [("float32", 1e-4), ("float16", 4e-3)])
@@ -207,6 +209,19 @@ def test_damage_within_the_rows_is_found(output):
     output.storage.put(url, bytes(data))
     assert counts(output).keys() <= {"readable", "vectors"}
     assert not verified(output).ok
+
+
+def test_rows_that_cannot_be_read_are_not_drawn(output):
+    url = embeddings_url(output.path, shard_id("a"))
+    data = bytearray(output.storage.read(url))
+    start = output.read("a").metadata.row_group(0).column(0).data_page_offset
+    data[start : start + 40] = b"\xff" * 40
+    output.storage.put(url, bytes(data))
+    rewrite(output, "b", lambda table: table.drop_columns(["key"]))
+    record = read_run(output.storage, output.path)
+    report, picked = verify_output(output.storage, output.path, record, None, sample=9)
+    assert dict(report.counts) == {"readable": 1, "schema": 1}
+    assert picked == {}
 
 
 def test_a_shard_that_was_given_up_is_told_with_its_cause(output):
