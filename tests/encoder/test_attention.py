@@ -68,6 +68,15 @@ def test_each_image_attends_to_itself_only(backend, per_token, lengths):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_one_query_for_all_images_may_be_an_expanded_view(backend):
+    query, key, value = random_qkv(1, sum(LENGTHS))
+    query = query.expand(len(LENGTHS), -1, -1)
+    found = attend(query, key, value, segments(LENGTHS, backend))
+    expected = one_by_one(query, key, value, LENGTHS, per_token=False)
+    assert torch.allclose(found.double(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_hand_worked_pack(backend):
     """Two images; equal keys make the mean of the values, a lone token returns its own."""
     query = torch.zeros(3, 1, 4)

@@ -131,7 +131,8 @@ def test_what_is_not_done_here_is_refused(fixed, changes, message):
         {"image_mean": [0.48, 0.45, 0.41], "image_std": [0.22, 0.23, 0.3]},
         {"do_normalize": False},
         {"rescale_factor": 1 / 127},
-        {"image_mean": 0.4, "image_std": 0.2},
+        {"image_mean": 0.4},
+        {"image_std": 0.2},
     ],
 )
 def test_any_normalisation_is_folded_in_and_changes_the_digest(fixed, make_pack, changes):

@@ -130,9 +130,10 @@ def test_tower_of_lfm2_vl_equals_transformers(tmp_path, make_pack):
         assert worst_image(found, expected[layer % 4], pack.cu_seqlens) <= TOLERANCE
     found = encode(tmp_path, pack, TOKENS)
     assert worst_image(found, expected["last"], pack.cu_seqlens) <= TOLERANCE
-    found = encode(tmp_path, pack, Output(vectors="tokens", layers=(-2, 3), final_norm=False))
-    both = np.concatenate([expected[2], expected[3]], axis=1)
-    assert worst_image(found, both, pack.cu_seqlens) <= TOLERANCE
+    for final_norm, last in ((False, expected[3]), (True, expected["last"])):
+        output = Output(vectors="tokens", layers=(-2, 3), final_norm=final_norm)
+        both = np.concatenate([expected[2], last], axis=1)  # the norm is for the last layer alone
+        assert worst_image(encode(tmp_path, pack, output), both, pack.cu_seqlens) <= TOLERANCE
 
 
 def test_transformers_loads_the_seeded_checkpoint(tmp_path, make_pack):
