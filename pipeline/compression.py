@@ -66,7 +66,7 @@ class _Zstd:
     A block of 4 bytes may grow to 128 KiB, so one piece becomes 8 MiB at most.
     """
 
-    _PIECE = 256  # still 870 MB/s
+    _PIECE = 256  # bytes; 870 MB/s of output on one core
 
     def __init__(self) -> None:
         self._inner = zstandard.ZstdDecompressor().decompressobj()
@@ -122,9 +122,9 @@ _HEAD_BYTES = 10  # the longest magic, bzip2's
 class ByteSource:
     """Reads of exact length from a stream that may be compressed and may return short reads.
 
-    `position` counts the bytes given out, `consumed` those taken from the stream, `ended` says
-    that it has no more. Raises ShardError
-    where the compression is corrupt and TruncatedError where it ends in the middle.
+    `position` counts the bytes given out, `consumed` those taken from the stream, `ended` says that
+    it has no more. Raises ShardError where the compression is corrupt and TruncatedError where it
+    ends in the middle.
     """
 
     def __init__(self, stream: Readable, shard: str) -> None:
@@ -214,19 +214,12 @@ class ByteSource:
         data, self._compressed = self._compressed, b""
         try:
             return self._decompressor.decompress(data, OUTPUT_BYTES)
-        except (
-            OSError,
-            EOFError,
-            ValueError,
-            zlib.error,
-            lzma.LZMAError,
-            zstandard.ZstdError,
-        ) as e:
+        except _CORRUPT as error:
             raise ShardError(
                 f"the {self.compression} stream is corrupt near compressed byte "
-                f"{self.consumed:,}: {e}",
+                f"{self.consumed:,}: {error}",
                 self.shard,
-            ) from e
+            ) from error
 
     def _next_frame(self) -> bool:
         """Whether another frame follows the one that just ended; zeros between are padding."""
