@@ -166,7 +166,7 @@ def test_a_driver_that_is_killed_again_and_again(s3, store, shards, make_config,
             else:
                 time.sleep(dice.uniform(0, 8))
             few = published(store, output) < NUM_SHARDS // 2
-            time.sleep(dice.uniform(0, NUM_SHARDS / 20 if few else 0.3))
+            time.sleep(dice.uniform(0, NUM_SHARDS / 30 if few else 0.3))
             assert process.poll() is None, f"it ended by itself: {log.read_text()}"
         progress.append(published(store, output))
     last = embedmill("run", config)
