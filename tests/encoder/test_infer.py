@@ -178,6 +178,7 @@ def overflowing(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["reference", "sdpa"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(

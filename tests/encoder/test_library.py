@@ -59,6 +59,7 @@ def test_patches_of_an_image(folder):
     )
 
 
+@pytest.mark.slow
 def test_outputs_and_submits(folder):
     show = "found = tokens_of(pack); print(found.dtype, found.shape)"
     assert run(EXAMPLES[0] + EXAMPLES[2] + show, folder) == "float16 (508, 768)"

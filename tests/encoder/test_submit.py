@@ -34,6 +34,7 @@ def assert_same(found, expected):
         assert a.size == 0 or np.abs(a - b).max() <= 2e-6 * np.abs(b).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("forward_tokens", [None, 1, 300, 600])
 def test_packs_together_give_what_each_gives_alone(folder, packs, output, forward_tokens):

@@ -49,6 +49,7 @@ def test_a_run_then_the_same_command_again(shards, write_config, tmp_path):
     assert len(read_rows(tmp_path / "out")) == 72
 
 
+@pytest.mark.slow
 def test_kill_dash_nine_of_the_driver_then_the_same_command(shards, write_config, tmp_path):
     config = write_config(packing={"streams_per_encoder": 1})
     driver = subprocess.Popen(

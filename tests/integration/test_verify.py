@@ -91,6 +91,7 @@ def test_rows_computed_again_are_the_same(output):
     assert report.worst < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
