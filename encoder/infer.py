@@ -78,7 +78,8 @@ class Encoder:
         """The results of several packs, which share forward passes; see `Pending.results`.
 
         On CUDA this returns as soon as the work is queued, unless two submits before it are not
-        done. Any thread may call it, and any thread may take the results.
+        done. Any thread may call it, on one CUDA stream, as the default one is; any thread may take
+        the results.
 
         Where device memory runs out, the packs are done again once, in forward passes of half
         their tokens; raises torch.OutOfMemoryError where that is not enough. Raises
