@@ -1,9 +1,10 @@
 """What a person sees while a run works: one live line on a terminal, plain lines elsewhere."""
 
 import logging
+import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -27,6 +28,7 @@ class Display:
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
+            _log_to(sys.stderr)  # now the display's own, which prints above the live lines
         return self
 
     def __exit__(
@@ -37,6 +39,7 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+            _log_to(sys.stderr)
 
     def show(self, progress: Progress) -> None:
         self._rate.add(progress)
@@ -45,6 +48,13 @@ class Display:
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
             log.info("%s", line(progress, self._rate))
+
+
+def _log_to(stream: TextIO) -> None:
+    """Points the handlers at a stream; they keep the one that was there when they were made."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(stream)
 
 
 class _Rate:
