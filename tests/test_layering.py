@@ -44,6 +44,9 @@ LAYERS = [
         "pipeline.cluster pipeline.demo pipeline.pools pipeline.progress pipeline.workers",
         "pipeline.driver",
         # the program
+        "pipeline.cli_options",
+        "pipeline.cli_input",
+        "pipeline.cli_output",
         "pipeline.cli",
         "pipeline.__main__",
     )

@@ -1,0 +1,74 @@
+"""The commands before a run: plan and inspect. Neither writes anything."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pipeline.cli_options import ConfigArgument, SetOption
+from pipeline.config_file import load_config
+
+
+def plan(config: ConfigArgument, changes: SetOption = None) -> None:
+    """Check the configuration and count the shards, done and to do. Nothing is written."""
+    from pipeline.manifest import check_output
+    from pipeline.storage import Storage
+    from pipeline.work import prepare_work
+
+    loaded = load_config(config, changes or [])
+    storage = Storage(loaded.storage)
+    work = prepare_work(loaded, storage)
+    belongs = check_output(storage, work.plan.output, work.plan.fingerprint)
+    model, done = work.plan.model, work.total - len(work.pending)
+    rows = {
+        "configuration": f"{config}: valid",
+        "model": f"{model.checkpoint} ({loaded.model_dtype} on {loaded.device}), "
+        f"{model.readout.vectors} of width {model.readout.width}, digest {model.digest[:16]}",
+        "images": f"at most {model.geometry.max_num_patches} patches of "
+        f"{model.geometry.patch_size} px, "
+        f"decode {loaded.preprocess.decode}, resize kernel {work.plan.kernel}",
+        "fingerprint": work.plan.fingerprint.sha[:16],
+        "shards": f"{work.total:,}: {done:,} done, {len(work.pending):,} to do",
+        "output": work.plan.output + ("" if belongs else " (new)"),
+    }
+    for name, value in rows.items():
+        print(f"{name:<14} {value}")
+
+
+def inspect(
+    paths: Annotated[list[str], typer.Argument(help="Shards, image files or folders of images.")],
+    config: Annotated[
+        Path | None, typer.Option(help="Take input, preprocess and packing from this file.")
+    ] = None,
+    max_num_patches: Annotated[int | None, typer.Option(help="Patches per image at most.")] = None,
+    patch_size: Annotated[int, typer.Option(help="Side of a patch in pixels.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines for machines.")] = False,
+) -> None:
+    """Tell what would happen to images: formats, grids, tokens, packs, rejects. Needs no model."""
+    from encoder.geometry import Geometry
+    from pipeline.config import InputConfig, PackingConfig, PreprocessConfig, StorageConfig
+    from pipeline.inspection import Summary, inspect_images
+    from pipeline.inspection_view import show_json, show_table
+    from pipeline.storage import Storage
+
+    loaded = load_config(config) if config else None
+    preprocess = loaded.preprocess if loaded else PreprocessConfig()
+    if max_num_patches is None:
+        max_num_patches = preprocess.max_num_patches or 256
+    summary = Summary()
+    findings = inspect_images(
+        paths,
+        inputs=loaded.input if loaded else InputConfig(shards="-"),
+        preprocess=preprocess,
+        packing=loaded.packing if loaded else PackingConfig(),
+        geometry=Geometry(patch_size=patch_size, max_num_patches=max_num_patches),
+        storage=Storage(loaded.storage if loaded else StorageConfig()),
+        summary=summary,
+    )
+    if as_json:
+        show_json(findings, summary)
+    else:
+        show_table(findings, summary, Console(highlight=False))
+    if summary.failed:
+        raise typer.Exit(1)
