@@ -22,7 +22,13 @@ from huggingface_hub.errors import (
 from encoder.config import CheckpointError
 from encoder.processor import PROCESSOR_FILES
 
-__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "CheckpointFiles", "find_checkpoint"]
+__all__ = [
+    "CONFIG_FILE",
+    "WEIGHTS_FILE",
+    "CheckpointFiles",
+    "find_checkpoint",
+    "is_checkpoint_file",
+]
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -62,6 +68,13 @@ def find_checkpoint(checkpoint: str | Path, *, revision: str | None = None) -> C
             f"repository id (owner/name), found {found} at {str(checkpoint)!r}."
         )
     return _repository_files(str(checkpoint), revision)
+
+
+def is_checkpoint_file(name: str) -> bool:
+    """True for the file names that a checkpoint is read from."""
+    if name in (CONFIG_FILE, INDEX_FILE, *PROCESSOR_FILES):
+        return True
+    return name.endswith(".safetensors") and "/" not in name
 
 
 def _local_files(folder: Path, *, revision: str | None) -> CheckpointFiles:

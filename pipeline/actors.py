@@ -25,6 +25,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from encoder import infer as encoder_library
 from encoder.config import CheckpointError
+from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
 from pipeline.records import Pack, PatchedImage, RawSample, Rejections, StreamItem
@@ -131,7 +132,7 @@ class Encoder:
         Not in __init__: Ray turns the exceptions of a constructor into text.
         """
         loop = asyncio.get_running_loop()
-        self._encoder = await loop.run_in_executor(self._compute, _load, self._plan)
+        self._encoder = await loop.run_in_executor(self._compute, _load, self._plan, self._storage)
         encoder = self._encoder
         self._how = f"{encoder.device}, {encoder.dtype}, attention {encoder.attention}"
         return _place(self._how)
@@ -189,12 +190,12 @@ class Encoder:
         writer.add(pack, block, self._encoder.explain)
 
 
-def _load(plan: RunPlan) -> encoder_library.Encoder:
+def _load(plan: RunPlan, storage: Storage) -> encoder_library.Encoder:
     if plan.config.device == "cpu":
         # As many as Ray counts for this actor: pools that each take the whole machine lose time.
         torch.set_num_threads(max(1, int(plan.config.workers.encoders.num_cpus)))
     encoder = encoder_library.load_encoder(
-        plan.model.checkpoint,
+        local_checkpoint(plan.config.model.checkpoint, storage),
         revision=plan.model.revision,
         device=plan.config.device,
         dtype=plan.config.model_dtype,

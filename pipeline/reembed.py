@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from encoder.config import CheckpointError
 from encoder.infer import Encoder, load_encoder
+from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.errors import SampleError, ShardError, StorageError
 from pipeline.manifest import Fingerprint, named_number, shard_number
 from pipeline.packing import make_pack
@@ -89,7 +90,7 @@ def compare_rows(
         fingerprint=Fingerprint(fields=record.fields),
         kernel=resolve_kernel(record.kernel),
     )
-    encoder = _load(record)
+    encoder = _load(record, storage)
     tolerance = _TOLERANCE[record.config.model_dtype]
     if record.model.readout.dtype == "float16":
         tolerance += _FLOAT16_ROUNDING
@@ -111,10 +112,10 @@ def _sources(picked: Iterable[str], inputs: Iterable[str]) -> dict[str, str]:
     return {shard: url for shard, url in shards if shard_number(shard) in numbers}
 
 
-def _load(record: RunRecord) -> Encoder:
+def _load(record: RunRecord, storage: Storage) -> Encoder:
     config, model = record.config, record.model
     encoder = load_encoder(
-        model.checkpoint,
+        local_checkpoint(model.checkpoint, storage),
         revision=model.revision,
         device="cuda" if config.device == "cuda" and torch.cuda.is_available() else "cpu",
         dtype=config.model_dtype,

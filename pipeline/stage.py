@@ -32,7 +32,8 @@ from pipeline.records import (
 )
 from pipeline.shards import ShardSamples
 from pipeline.storage import Storage, canonical_url
-from pipeline.writer import Explain, Lease, Outcome, ShardWriter, embeddings_schema
+from pipeline.tables import embeddings_schema
+from pipeline.writer import Explain, Lease, Outcome, ShardWriter
 
 Encode = Callable[[PackedBatch], Any]  # -> float [N, D] vectors or [T, D] tokens
 Prepare = Callable[[RawSample], PatchedImage]  # raises SampleError

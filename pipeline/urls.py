@@ -45,11 +45,16 @@ def canonical_url(path_or_url: str) -> str:
     return path_or_url if _CANONICAL.fullmatch(path_or_url) else locate(path_or_url).url
 
 
+def is_url(path_or_url: str) -> bool:
+    """True for what has a scheme, known or not."""
+    return _HAS_SCHEME.match(path_or_url) is not None
+
+
 def locate(path_or_url: str) -> Location:
     """The parts of a path or URL. Raises ConfigError as canonical_url does."""
     if not path_or_url or "\0" in path_or_url:
         raise ConfigError(f"a path or URL must be a non-empty text, found {path_or_url!r}")
-    if not _HAS_SCHEME.match(path_or_url):
+    if not is_url(path_or_url):
         return _local(os.path.expanduser(path_or_url), path_or_url)
     parts = urlsplit(path_or_url)
     shown = f"{parts.scheme}://{_without_user(parts.netloc)}{parts.path}"

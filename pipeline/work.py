@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from encoder.checkpoint import describe_checkpoint
 from encoder.config import CheckpointError
+from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.manifest import ModelFacts, make_fingerprint, pending_shards
@@ -13,6 +14,7 @@ from pipeline.resize import resolve_kernel
 from pipeline.specs import list_shards
 from pipeline.stage import RunPlan, wanted_output
 from pipeline.storage import Storage, canonical_url
+from pipeline.urls import without_secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,11 @@ class Progress:
         return self.total - self.already_done - self.done - self.lost - len(self.failed)
 
 
-def _model_facts(config: RunConfig) -> ModelFacts:
+def _model_facts(config: RunConfig, storage: Storage) -> ModelFacts:
     model, budget = config.model, config.packing.token_budget
-    described = describe_checkpoint(model.checkpoint, revision=model.revision, prefix=model.prefix)
+    described = describe_checkpoint(
+        local_checkpoint(model.checkpoint, storage), revision=model.revision, prefix=model.prefix
+    )
     try:
         geometry = described.geometry(max_num_patches=config.preprocess.max_num_patches)
     except CheckpointError as error:
@@ -63,7 +67,7 @@ def _model_facts(config: RunConfig) -> ModelFacts:
             f"{model.checkpoint} makes them, got {budget}"
         )
     return ModelFacts(
-        checkpoint=model.checkpoint,
+        checkpoint=without_secrets(model.checkpoint),
         revision=described.revision,
         digest=described.digest,
         geometry=geometry,
@@ -78,7 +82,7 @@ def prepare_work(config: RunConfig, storage: Storage) -> Work:
     """
     output = canonical_url(config.output.path)
     shards = list_shards(config.input, storage)
-    model = _model_facts(config)
+    model = _model_facts(config, storage)
     kernel = resolve_kernel(config.preprocess.resize_kernel)
     plan = RunPlan(
         config=config,

@@ -13,10 +13,9 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from encoder.batch import PackedBatch
-from pipeline.config import MAX_SHARD_OUTPUT_BYTES, RunConfig
+from pipeline.config import MAX_SHARD_OUTPUT_BYTES
 from pipeline.errors import InvariantError, ShardError
 from pipeline.localfs import os_errors
 from pipeline.manifest import embeddings_url, rejects_url
@@ -31,6 +30,7 @@ from pipeline.records import (
 )
 from pipeline.spool import spool_folder
 from pipeline.storage import Storage, canonical_url
+from pipeline.tables import REJECTS_SCHEMA, rejects_table, rows_table, value_type
 from pipeline.urls import locate
 
 FOOTER_KEY = b"embedmill"
@@ -38,24 +38,6 @@ _TAIL_BYTES = 64 << 10
 # What is in memory at most before it goes to disk: 25 MB of vectors at width 768.
 _ROW_GROUP = 8192
 _ROW_GROUP_BYTES = 64 << 20
-_ARROW_TYPES: Mapping[str, pa.DataType] = {
-    "string": pa.string(),
-    "int64": pa.int64(),
-    "float64": pa.float64(),
-    "bool": pa.bool_(),
-    "json": pa.string(),
-}
-REJECTS_SCHEMA = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("shard", pa.string(), nullable=False),
-        pa.field("index", pa.int64(), nullable=False),
-        pa.field("member", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-    ]
-)
-
 Explain = Callable[[PackedBatch, int], str]  # why the values of an image are not finite
 Outcome = Literal["published", "already_ours", "lost"]
 
@@ -72,30 +54,6 @@ class Lease:
     def shard(self) -> str:
         """The canonical shard id."""
         return canonical_url(self.url)
-
-
-def embeddings_schema(config: RunConfig, width: int) -> pa.Schema:
-    """The columns of an embeddings file; the same for every shard of a run."""
-    value = pa.float16() if config.output.dtype == "float16" else pa.float32()
-    vector = pa.list_(pa.field("element", value, nullable=False), width)
-    column = pa.field("embedding", vector, nullable=False)
-    if config.output.vectors == "tokens":
-        tokens = pa.list_(pa.field("element", vector, nullable=False))
-        column = pa.field("tokens", tokens, nullable=False)
-    fields = [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("shard", pa.string(), nullable=False),
-        pa.field("index", pa.int64(), nullable=False),
-        column,
-    ]
-    fields += [
-        pa.field(name, pa.int32(), nullable=False)
-        for name in ("height", "width", "grid_h", "grid_w")
-    ]
-    if config.preprocess.truncated_images == "accept":
-        fields.append(pa.field("truncated", pa.bool_(), nullable=False))
-    fields += [pa.field(c.name, _ARROW_TYPES[c.type]) for c in config.input.metadata]
-    return pa.schema(fields)
 
 
 class ShardWriter:
@@ -117,7 +75,7 @@ class ShardWriter:
         self._lease, self._storage, self._output = lease, storage, output
         self._schema, self._footer = schema, footer
         self._column = "tokens" if "tokens" in schema.names else "embedding"
-        self._dtype = _value_type(schema.field(self._column).type)
+        self._dtype = value_type(schema.field(self._column).type)
         self._pending: dict[int, dict[str, Any] | None] = {}  # by sample index; None: rejected
         self._next_index = 0
         self._ready: list[dict[str, Any]] = []
@@ -264,7 +222,7 @@ class ShardWriter:
     def _flush(self) -> None:
         if self._ready:
             with _spooling():
-                self._rows_writer.write_table(_rows_table(self._ready, self._schema))
+                self._rows_writer.write_table(rows_table(self._ready, self._schema))
             self._rows += len(self._ready)
             self._ready, self._ready_bytes = [], 0
             self._check_size()
@@ -274,7 +232,7 @@ class ShardWriter:
             with _spooling():
                 if self._rejects_writer is None:
                     self._rejects_writer = pq.ParquetWriter(self._rejects_file, REJECTS_SCHEMA)
-                self._rejects_writer.write_table(_rejects_table(self._rejects))
+                self._rejects_writer.write_table(rejects_table(self._rejects))
             self._rejects = []
 
     def _check_size(self) -> None:
@@ -322,47 +280,6 @@ def read_footer(storage: Storage, url: str) -> dict[str, Any]:
 
 def _spooling() -> AbstractContextManager[None]:
     return os_errors(locate(tempfile.gettempdir()), "spool rows to")
-
-
-def _rows_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
-    columns = []
-    for column in schema:
-        values: list[Any] = [row.get(column.name) for row in rows]
-        if column.name == "embedding":
-            columns.append(_vectors(values, column.type))
-        elif column.name == "tokens":
-            offsets = np.cumsum([0, *(len(tokens) for tokens in values)], dtype=np.int32)
-            vectors = _vectors(values, column.type.value_type)
-            columns.append(pa.ListArray.from_arrays(offsets, vectors, type=column.type))
-        else:
-            columns.append(pa.array(values, type=column.type))
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _value_type(kind: pa.DataType) -> np.dtype[Any]:
-    """float16 or float32, from within the lists of a column."""
-    while pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    value: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-    return value
-
-
-def _vectors(images: Sequence[NDArray[np.floating]], kind: pa.DataType) -> pa.Array:
-    """One vector for each row of the images [n, D]."""
-    flat = np.concatenate(images).reshape(-1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=kind)
-
-
-def _rejects_table(items: Sequence[Rejection]) -> pa.Table:
-    columns = {
-        "key": [item.id.key for item in items],
-        "shard": [item.id.shard for item in items],
-        "index": [item.index for item in items],
-        "member": [item.member for item in items],
-        "reason": [item.reason.value for item in items],
-        "detail": [item.detail for item in items],
-    }
-    return pa.table(columns, schema=REJECTS_SCHEMA)
 
 
 def _non_finite(sample: SampleId, index: int, detail: str) -> Rejection:

@@ -30,11 +30,13 @@ LAYERS = [
         "pipeline.urls",
         "pipeline.config pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
         "pipeline.store_errors pipeline.tar",
-        "pipeline.config_file pipeline.image_header pipeline.metadata pipeline.stores",
+        "pipeline.config_file pipeline.image_header pipeline.metadata pipeline.stores "
+        "pipeline.tables",
         # the parts of the stage
         "pipeline.decode pipeline.objectstore pipeline.packing pipeline.shards",
         "pipeline.preprocess pipeline.storage",
-        "pipeline.decoder_child pipeline.manifest pipeline.specs pipeline.spool",
+        "pipeline.checkpoint_cache pipeline.decoder_child pipeline.manifest pipeline.specs "
+        "pipeline.spool",
         "pipeline.quarantine pipeline.run_record pipeline.writer",
         "pipeline.clean pipeline.inspection pipeline.stage pipeline.verify_shard",
         "pipeline.verify",

@@ -23,7 +23,8 @@ from pipeline.records import (
     ShardReport,
 )
 from pipeline.storage import Storage
-from pipeline.writer import Lease, ShardWriter, embeddings_schema
+from pipeline.tables import embeddings_schema
+from pipeline.writer import Lease, ShardWriter
 
 WIDTH = 8
 MODEL = ModelFacts(
