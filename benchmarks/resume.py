@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.config import InputConfig, StorageConfig
-from pipeline.manifest import embeddings_url, pending_shards
+from pipeline.manifest import embeddings_url, list_committed, pending_shards
 from pipeline.specs import list_shards
 from pipeline.storage import ObjectInfo, Storage
 
@@ -56,7 +56,7 @@ def measure(case: str, count: int) -> dict[str, float]:
         config = make_input(case, count, file)
         start = time.process_time()
         shards = list_shards(config, storage)
-        pending = pending_shards(storage, OUTPUT, shards)
+        pending = pending_shards(list_committed(storage, OUTPUT).numbers, shards)
         seconds = time.process_time() - start - simulated
     assert len(shards) == count
     assert len(pending) == count // 2 + count % 2

@@ -10,6 +10,7 @@ driver alone recreates actors and gives a lost lease to another.
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +30,7 @@ from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
 from pipeline.records import Pack, PatchedImage, RawSample, Rejections, StreamItem
+from pipeline.spool import dead_spools
 from pipeline.stage import (
     LeaseResult,
     RunPlan,
@@ -131,6 +133,8 @@ class Encoder:
 
         Not in __init__: Ray turns the exceptions of a constructor into text.
         """
+        for folder in dead_spools():  # of Encoders that were killed on this machine
+            shutil.rmtree(folder, ignore_errors=True)
         loop = asyncio.get_running_loop()
         self._encoder = await loop.run_in_executor(self._compute, _load, self._plan, self._storage)
         encoder = self._encoder

@@ -28,7 +28,6 @@ _THREADS = 16  # each waits for a footer
 _REJECTS_NAME = re.compile(
     r"/(?P<name>[^/]+-(?P<number>[0-9a-f]{16}))\.(?P<attempt>[0-9a-f]{32})\.parquet$"
 )
-_PROBE_NAME = re.compile(r"/_probe-[0-9a-f]{32}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +90,13 @@ def remove_stale_rejects(storage: Storage, output: str, lost: Collection[str]) -
 def leftovers(storage: Storage, output: str) -> Iterator[Removal]:
     """What killed runs left behind; nothing that a reader or a running attempt needs.
 
-    Half-written local files, probes of the store, rejects of attempts that lost, failure records
-    of shards that have their embeddings.
+    Half-written local files, rejects of attempts that lost, failure records of shards that have
+    their embeddings.
     """
     for info in storage.list(output):
         name = info.url.rpartition("/")[2]
         if is_temporary(name) and _settled(info.url):
             yield Removal(url=info.url, why="half-written by a killed run")
-        elif _PROBE_NAME.search(info.url):
-            yield Removal(url=info.url, why="probe of the store")
     yield from stale_rejects(storage, output)
     for info in storage.list(f"{output}/{FAILED}"):
         name = info.url.rpartition("/")[2].removesuffix(".json")

@@ -96,7 +96,12 @@ def _run(config: RunConfig) -> None:
     storage = Storage(config.storage)
     work = prepare_work(config, storage)
     run_plan = work.plan
-    open_run(storage, run_plan.output, config, run_plan.model, run_plan.fingerprint)
+    if not open_run(storage, run_plan.output, config, run_plan.model, run_plan.fingerprint):
+        log.warning(
+            "%s is in a store that creates an object over one that is there: whole shards all the "
+            "same, but start only one run at a time on it, and see embedmill clean afterwards",
+            run_plan.output,
+        )
     if not work.pending:
         _say(f"Nothing to do: all {work.total} shards are done in {run_plan.output}")
         return

@@ -11,8 +11,15 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from encoder.batch import PackMismatchError
 from pipeline.actors import EncoderState, StreamLostError
+from pipeline.clean import remove_stale_rejects
 from pipeline.cluster import draining_nodes
-from pipeline.errors import InvariantError, RejectionLimitError, ShardError, StorageError
+from pipeline.errors import (
+    InvariantError,
+    OutputTooLargeError,
+    RejectionLimitError,
+    ShardError,
+    StorageError,
+)
 from pipeline.manifest import failed_url
 from pipeline.pools import Member, Pool
 from pipeline.quarantine import (
@@ -21,6 +28,7 @@ from pipeline.quarantine import (
     remove_failure,
     write_failure,
 )
+from pipeline.reject_limits import RejectShare
 from pipeline.scaling import Load, PreprocessorScaler, encoders_wanted
 from pipeline.stage import LeaseResult
 from pipeline.storage import Storage
@@ -51,6 +59,7 @@ def run_leases(work: Work, storage: Storage, show: Callable[[Progress], None]) -
             show(loop.progress)
     finally:
         loop.close()
+    remove_stale_rejects(storage, work.plan.output, loop.lost_attempts)
     return loop.progress
 
 
@@ -62,6 +71,10 @@ class _LeaseLoop:
         self._queue = deque(work.pending)
         self._failures: Counter[str] = Counter()  # by URL, only shards that failed before
         self._losses: Counter[str] = Counter()
+        self.lost_attempts: set[str] = set()  # may have left rejects
+        self._reject_share = RejectShare(plan.config.limits)
+        committed = work.committed
+        self._reject_share.seed(storage, committed.sample, len(committed.numbers))
         self._open: dict[Any, Lease] = {}  # by the reference of run_lease
         self._storage = storage
         self._quarantined = failed_urls(storage, plan.output)
@@ -146,7 +159,10 @@ class _LeaseLoop:
         except (InvariantError, PackMismatchError, RejectionLimitError):
             raise
         except (ShardError, StorageError) as error:
-            self._failed(lease, _own_error(error))
+            own = _own_error(error)
+            if self._ends_the_run(own):
+                raise own from error
+            self._failed(lease, own)
         except StreamLostError as error:
             self._was_lost(lease, _own_error(error), self._preprocessors, preprocessor)
         except RayActorError as error:
@@ -158,10 +174,19 @@ class _LeaseLoop:
                 if member is not None:
                     member.leases.discard(lease.attempt)
 
+    def _ends_the_run(self, error: Exception) -> bool:
+        """True where the output takes nothing more: every other shard would fail with it."""
+        return (
+            isinstance(error, StorageError)
+            and error.kind in ("full", "denied")
+            and error.url.startswith(f"{self._plan.output}/")
+        )
+
     def _was_lost(self, lease: Lease, error: Exception, pool: Pool, member: Member | None) -> None:
         if member is not None:
             pool.lose(member, str(error))
         self._losses[lease.url] += 1
+        self.lost_attempts.add(lease.attempt)
         if self._losses[lease.url] < _MAX_LOSSES:
             self._queue.append(lease.url)
         else:
@@ -169,7 +194,9 @@ class _LeaseLoop:
 
     def _failed(self, lease: Lease, error: Exception) -> None:
         self._failures[lease.url] += 1
-        if self._failures[lease.url] < self._plan.config.limits.shard_attempts:
+        self.lost_attempts.add(lease.attempt)
+        attempts = self._plan.config.limits.shard_attempts
+        if self._failures[lease.url] < attempts and not isinstance(error, OutputTooLargeError):
             log.warning("%s: tried again (%s)", lease.shard, error)
             self._queue.append(lease.url)
         else:
@@ -196,20 +223,7 @@ class _LeaseLoop:
         progress.embedded += report.embedded
         progress.tokens += result.tokens
         progress.rejected.update(report.rejected)
-        self._check_share()
-
-    def _check_share(self) -> None:
-        limits, progress = self._plan.config.limits, self.progress
-        rejected = progress.rejected.total()
-        if progress.read < limits.min_images_for_share:
-            return
-        if rejected > limits.max_reject_share * progress.read:
-            reasons = ", ".join(f"{name} {n}" for name, n in progress.rejected.most_common(3))
-            raise RejectionLimitError(
-                f"{rejected} of {progress.read} images were rejected ({reasons}), more than "
-                f"limits.max_reject_share = {limits.max_reject_share:g}. Look at rejects/ in the "
-                f"output; what is done stays."
-            )
+        self._reject_share.add(report)
 
     def _observe(self) -> None:
         """Asks the Encoders how they are; ends what stalls, scales what waits."""

@@ -58,6 +58,10 @@ class ShardError(EmbedmillError):
         return f"{self.shard}: {self.message}" if self.shard else self.message
 
 
+class OutputTooLargeError(ShardError):
+    """The rows of one shard cannot be published in one act; another attempt would not help."""
+
+
 class StorageError(EmbedmillError):
     """One operation on one URL failed; `kind` says whether trying again can help."""
 

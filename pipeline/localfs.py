@@ -155,7 +155,7 @@ def _link(temporary: str, target: str) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # A file system without links; Storage.can_create_only says so before a run starts.
+        # A file system without links: two writers at one moment may both succeed.
         if os.path.exists(target):
             return False
         os.rename(temporary, target)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from random import randrange
 from typing import Any
 
 import numpy as np
@@ -116,16 +117,34 @@ def failed_url(output: str, shard: str) -> str:
     return f"{output}/{FAILED}/{output_name(shard)}.json"
 
 
-def pending_shards(storage: Storage, output: str, urls: Sequence[str]) -> list[str]:
-    """The shard URLs without an embeddings object, in their order; one listing is all it takes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """The embeddings objects that are there: 8 bytes for each."""
+
+    numbers: "array[int]"  # what `shard_number` says of their shards
+    sample: list[str]  # URLs of some, each as likely as any other
+
+
+def list_committed(storage: Storage, output: str, *, sample: int = 256) -> Committed:
+    """What is done, from one listing."""
+    numbers, picked = array("Q"), list[str]()
+    for info in storage.list(f"{output}/{EMBEDDINGS}/"):
+        if (number := named_number(info.url)) is None:
+            continue
+        numbers.append(number)
+        if len(picked) < sample:
+            picked.append(info.url)
+        elif (place := randrange(len(numbers))) < sample:  # Vitter's algorithm R
+            picked[place] = info.url
+    return Committed(numbers=numbers, sample=picked)
+
+
+def pending_shards(done: "array[int]", urls: Sequence[str]) -> list[str]:
+    """The shard URLs that are not done, in their order.
 
     Shards are compared by the 64 bits in their names: some 40 bytes of memory each, not 300.
     Raises ConfigError where two shards would write one output.
     """
-    done = array("Q")
-    for info in storage.list(f"{output}/{EMBEDDINGS}/"):
-        if (number := named_number(info.url)) is not None:
-            done.append(number)
     names = np.fromiter((shard_number(canonical_url(url)) for url in urls), np.uint64)
     order = np.sort(names)
     if (double := order[1:][order[1:] == order[:-1]]).size:
@@ -138,9 +157,10 @@ def pending_shards(storage: Storage, output: str, urls: Sequence[str]) -> list[s
 def open_run(
     storage: Storage, output: str, config: RunConfig, model: ModelFacts, fingerprint: Fingerprint
 ) -> bool:
-    """True when `_run.json` was created now, False when the folder already belongs to this run.
+    """True where the store creates objects only where none is; writes `_run.json` if there is none.
 
-    Raises OutputError where it belongs to a run with another fingerprint.
+    It is False where the store let us create `_run.json` twice. Raises OutputError where the folder
+    belongs to a run with another fingerprint.
     """
     record = {
         "fingerprint": fingerprint.sha,
@@ -156,10 +176,11 @@ def open_run(
         "versions": recorded_versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    if storage.create(f"{output}/{RUN_FILE}", json.dumps(record, indent=2).encode()):
-        return True
+    url, text = f"{output}/{RUN_FILE}", json.dumps(record, indent=2).encode()
+    if storage.create(url, text):
+        return not storage.create(url, text)
     check_output(storage, output, fingerprint)
-    return False
+    return True
 
 
 def check_output(storage: Storage, output: str, fingerprint: Fingerprint) -> bool:

@@ -71,6 +71,9 @@ class Rejection:
     detail: str  # one line: member name, format found, decoder's message; no paths
     member: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.id}: {self.detail}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowInfo:
@@ -103,6 +106,7 @@ class ShardReport:
     warnings: Mapping[str, int]
     bytes_read: int
     seconds: Mapping[str, float]  # by phase
+    examples: Mapping[str, str] = field(default_factory=dict)  # one rejection by reason, as text
 
     @property
     def balanced(self) -> bool:

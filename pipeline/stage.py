@@ -30,6 +30,7 @@ from pipeline.records import (
     ShardReport,
     StreamItem,
 )
+from pipeline.reject_limits import describe_reasons
 from pipeline.shards import ShardSamples
 from pipeline.storage import Storage, canonical_url
 from pipeline.tables import embeddings_schema
@@ -62,6 +63,7 @@ class _Tally:
     packed: int = 0
     consecutive: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
     unsent: list[Rejection] = field(default_factory=list)
     seconds: dict[str, float] = field(
         default_factory=lambda: {"read": 0.0, "prepare": 0.0, "pack": 0.0, "blocked": 0.0}
@@ -178,15 +180,16 @@ def _prepare(sample: RawSample, prepare_image: Prepare) -> PatchedImage | Reject
 
 def _reject(rejection: Rejection, plan: RunPlan, tally: _Tally) -> None:
     tally.rejected[rejection.reason.value] += 1
+    tally.examples.setdefault(rejection.reason.value, str(rejection))
     tally.unsent.append(rejection)
     tally.consecutive += 1
     limit = plan.config.limits.max_consecutive_rejects
     if tally.consecutive >= limit:
-        reasons = ", ".join(f"{name} {count}" for name, count in tally.rejected.most_common(3))
         raise RejectionLimitError(
-            f"{limit} images in a row were rejected in {rejection.id.shard} ({reasons}; the last: "
-            f"{rejection.id.key!r}, {rejection.detail}). The data or a setting is wrong; if it is "
-            f"meant, raise limits.max_consecutive_rejects."
+            f"fewer than limits.max_consecutive_rejects = {limit} images in a row may be rejected, "
+            f"found as many in {rejection.id.shard}, up to {rejection.id.key!r}. Its rejects:\n"
+            f"{describe_reasons(tally.rejected, tally.examples)}\n"
+            f"Mend the data or the setting behind it; where that is how it is, raise the limit."
         )
 
 

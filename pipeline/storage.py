@@ -4,9 +4,7 @@ Failures that may pass are tried again here and nowhere else: obstore's own retr
 request is made `retries + 1` times at most. All that comes out is StorageError or ConfigError.
 """
 
-import posixpath
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -104,18 +102,6 @@ class Storage:
         place = locate(url)
         backend = self._backend(place)
         self._try(lambda: backend.delete(place))
-
-    def can_create_only(self, url: str) -> bool:
-        """True when this folder's store refuses to create what is there; tries it, and cleans up.
-
-        Where it is False two writers of one object both succeed and the later one stays.
-        """
-        probe = posixpath.join(canonical_url(url), f"_probe-{uuid.uuid4().hex}")
-        try:
-            self.create(probe, b"first")
-            return not self.create(probe, b"second") and self.read(probe) == b"first"
-        finally:
-            self.delete(probe)
 
     def _downloaded(
         self, backend: LocalFiles | ObjectStore, place: Location, info: ObjectInfo

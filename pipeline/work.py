@@ -9,7 +9,14 @@ from encoder.config import CheckpointError
 from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
-from pipeline.manifest import ModelFacts, make_fingerprint, pending_shards
+from pipeline.manifest import (
+    Committed,
+    ModelFacts,
+    list_committed,
+    make_fingerprint,
+    pending_shards,
+)
+from pipeline.output_size import check_output_size
 from pipeline.resize import resolve_kernel
 from pipeline.specs import list_shards
 from pipeline.stage import RunPlan, wanted_output
@@ -24,6 +31,7 @@ class Work:
     plan: RunPlan
     total: int
     pending: list[str]  # URLs
+    committed: Committed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +84,7 @@ def _model_facts(config: RunConfig, storage: Storage) -> ModelFacts:
 
 
 def prepare_work(config: RunConfig, storage: Storage) -> Work:
-    """The plan of a run and what is left to do. Reads the checkpoint's digest and two listings.
+    """The plan of a run and what is left to do, from the checkpoint's digest and two listings.
 
     Raises ConfigError, CheckpointError, StorageError.
     """
@@ -91,4 +99,8 @@ def prepare_work(config: RunConfig, storage: Storage) -> Work:
         fingerprint=make_fingerprint(config, model, kernel),
         kernel=kernel,
     )
-    return Work(plan=plan, total=len(shards), pending=pending_shards(storage, output, shards))
+    committed = list_committed(storage, output)
+    pending = pending_shards(committed.numbers, shards)
+    if pending:
+        check_output_size(pending[0], config, model, storage)
+    return Work(plan=plan, total=len(shards), pending=pending, committed=committed)

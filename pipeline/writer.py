@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from encoder.batch import PackedBatch
 from pipeline.config import MAX_SHARD_OUTPUT_BYTES
-from pipeline.errors import InvariantError, ShardError
+from pipeline.errors import InvariantError, OutputTooLargeError
 from pipeline.localfs import os_errors
 from pipeline.manifest import embeddings_url, rejects_url
 from pipeline.records import (
@@ -83,6 +83,7 @@ class ShardWriter:
         self._rows = 0
         self._rejects: list[Rejection] = []
         self._rejected: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
         self._rejects_writer: pq.ParquetWriter | None = None
         with _spooling(), ExitStack() as stack:
             folder = stack.enter_context(spool_folder())
@@ -116,7 +117,8 @@ class ShardWriter:
         their details.
 
         Raises InvariantError where the block is not that of the pack, or a sample came before,
-        ShardError where the output grows too large, StorageError where the local disk is full.
+        OutputTooLargeError where the output grows too large, StorageError where the local disk is
+        full.
         """
         batch = pack.batch
         tokens = self._column == "tokens"
@@ -156,6 +158,7 @@ class ShardWriter:
         for item in items:
             self._account(item.index, None)
             self._rejected[item.reason.value] += 1
+            self._examples.setdefault(item.reason.value, str(item))
             self._rejects.append(item)
         if len(self._rejects) >= _ROW_GROUP:
             self._flush_rejects()
@@ -239,7 +242,7 @@ class ShardWriter:
         """Refuses as soon as it is known: how many images a tar holds is known at its end only."""
         size = self._rows_file.stat().st_size
         if size > MAX_SHARD_OUTPUT_BYTES:
-            raise ShardError(
+            raise OutputTooLargeError(
                 f"the output of one shard must stay below {MAX_SHARD_OUTPUT_BYTES:,} bytes, the "
                 f"most that object stores create in one act; {self._rows:,} rows take {size:,} "
                 f"already. Use smaller shards",
@@ -251,6 +254,7 @@ class ShardWriter:
             end.report,
             embedded=self._rows + len(self._ready),
             rejected=dict(self._rejected),
+            examples=self._examples,
         )
         non_finite = self._rejected[RejectReason.NON_FINITE.value]
         if (

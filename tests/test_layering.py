@@ -38,7 +38,9 @@ LAYERS = [
         "pipeline.checkpoint_cache pipeline.decoder_child pipeline.manifest pipeline.specs "
         "pipeline.spool",
         "pipeline.quarantine pipeline.run_record pipeline.writer",
-        "pipeline.clean pipeline.inspection pipeline.stage pipeline.verify_shard",
+        "pipeline.clean pipeline.inspection pipeline.output_size pipeline.reject_limits "
+        "pipeline.verify_shard",
+        "pipeline.stage",
         "pipeline.verify",
         "pipeline.reembed pipeline.verify_view",
         "pipeline.actors pipeline.inspection_view pipeline.scaling pipeline.work",

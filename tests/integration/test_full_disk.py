@@ -41,15 +41,15 @@ def test_a_read_only_output_is_named_before_work_starts(disk, shards, write_conf
 
 @pytest.mark.slow
 def test_a_full_output_is_named_and_the_run_continues_with_more_room(disk, shards, write_config):
-    config = write_config(limits={"shard_attempts": 1})
+    config = write_config()
     run = embedmill("run", config)
-    assert run.returncode in (1, 2), run.stderr
+    assert run.returncode == 2, run.stderr  # no shard is blamed for it
     assert "No space left on device" in run.stderr
     assert "Traceback" not in run.stderr
     assert [path for path in disk.rglob("*") if is_temporary(path.name)] == []
     report = verified(disk)
     assert 0 < report.shards < 6
-    assert report.counts.keys() <= {"missing", "failed"}  # whole where there is something
+    assert report.counts.keys() == {"missing"}  # whole where there is something
     subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
     again = embedmill("run", config)
     assert again.returncode == 0, again.stderr

@@ -49,6 +49,20 @@ def test_a_run_then_the_same_command_again(shards, write_config, tmp_path):
     assert len(read_rows(tmp_path / "out")) == 72
 
 
+def test_rejects_of_lost_attempts_are_gone_after_a_run(shards, write_config, tmp_path, photos):
+    bad = {"a.jpg": b"no image"}
+    for number in (12, 13):
+        write_shard(tmp_path / "shards" / f"{number}.tar", bad)
+    config = write_config()
+    assert embedmill("run", config).returncode == 0
+    kept = sorted((tmp_path / "out" / "rejects").iterdir())
+    stale = kept[0].with_name(f"{kept[0].name.split('.')[0]}.{'0' * 32}.parquet")
+    stale.write_bytes(kept[0].read_bytes())  # as a killed attempt leaves it
+    next((tmp_path / "out" / "embeddings").glob("03-*")).unlink()
+    assert embedmill("run", config).returncode == 0
+    assert sorted((tmp_path / "out" / "rejects").iterdir()) == kept
+
+
 @pytest.mark.slow
 def test_kill_dash_nine_of_the_driver_then_the_same_command(shards, write_config, tmp_path):
     config = write_config(packing={"streams_per_encoder": 1})

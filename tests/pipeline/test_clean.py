@@ -94,20 +94,18 @@ def test_the_end_of_a_run_finds_stale_rejects_without_reading_every_footer(outpu
     assert thorough == [rejects("unknown", unknown)]
 
 
-def test_probes_and_old_failures_go(output):
-    output.storage.put(f"{output.path}/_probe-{'0' * 32}", b"first")
+def test_old_failures_go(output):
     for name in ("a", "b"):
         give_up(output, name)
     output.publish("a")
     gone = removed(leftovers(output.storage, output.path), output)
-    assert gone == [f"_probe-{'0' * 32}", f"failed/{output_name(shard_id('a'))}.json"]
+    assert gone == [f"failed/{output_name(shard_id('a'))}.json"]
     assert f"failed/{output_name(shard_id('b'))}.json" in output.urls()
 
 
 def test_foreign_objects_stay(output):
     foreign = {
         "notes.txt",
-        "_probe-notes",
         "embeddings/extra.parquet",
         "rejects/by-hand.parquet",
         f"rejects/{'0' * 32}.parquet",

@@ -155,12 +155,6 @@ def test_an_object_that_goes_is_an_error(place):
     assert caught.value.kind == "not_found"
 
 
-def test_create_only_is_found_and_leaves_nothing(place):
-    storage, folder = place
-    assert storage.can_create_only(folder)
-    assert list(storage.list(folder)) == []
-
-
 def test_it_travels_by_pickle(place):
     storage, folder = place
     storage.put(f"{folder}/x", b"1")

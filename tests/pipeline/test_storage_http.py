@@ -195,7 +195,6 @@ def test_there_is_no_writing_and_no_listing(storage, server):
         lambda: storage.put(f"{server}/x", b""),
         lambda: storage.delete(f"{server}/x"),
         lambda: list(storage.list(server)),
-        lambda: storage.can_create_only(server),
     ]
     for call in calls:
         with pytest.raises(StorageError) as caught:

@@ -6,14 +6,18 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from obstore.store import S3Store
 
 from pipeline.config import StorageConfig
 from pipeline.errors import StorageError
+from pipeline.manifest import open_run
+from pipeline.run_record import read_run
 from pipeline.storage import Storage
 from tests.integration.s3_server import s3_options
+from tests.pipeline.outputs import MODEL, Output
 
 PASSING = ["cut", "500", "503", "429", "lose_answer"]
 
@@ -176,8 +180,13 @@ def unconditional(proxy):
 
 
 def test_a_store_without_conditional_puts_is_found_out(unconditional):
-    assert not unconditional.can_create_only("s3://public/run")
-    assert list(unconditional.list("s3://public/run")) == []
+    output = Output(f"memory:///{uuid4().hex}")
+    folder = f"s3://public/{uuid4().hex}"
+    facts = folder, output.config, MODEL, output.fingerprint
+    assert not open_run(unconditional, *facts)
+    assert read_run(unconditional, folder).fingerprint == output.fingerprint.sha  # whole after all
+    assert open_run(output.storage, output.path, *facts[1:])
+    assert open_run(output.storage, f"{output.path}/other", *facts[1:])
 
 
 def test_a_change_is_noticed_where_the_server_ignores_if_match(unconditional):
