@@ -88,6 +88,8 @@ class RowInfo:
 class EmbeddingBlock:
     ids: tuple[SampleId, ...]  # [N], same order and length as the pack
     vectors: NDArray[np.floating]  # [N, D]; [T, D] where the output is tokens
+    seconds: float = 0.0  # that the encoder took for it
+    passes: float = 1.0  # forward passes that the pack filled; a share where others were in them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

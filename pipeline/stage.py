@@ -215,6 +215,7 @@ def shard_writer(lease: Lease, plan: RunPlan, storage: Storage, encoder: str) ->
         "digest": plan.model.digest,
         "kernel": plan.kernel,
         "encoder": encoder,
+        "token_budget": plan.config.packing.token_budget,
         "versions": recorded_versions(),
     }
     return ShardWriter(
@@ -230,7 +231,9 @@ def encode_pack(pack: Pack, encode: Encode, plan: RunPlan) -> EmbeddingBlock:
     """The vectors of one pack, checked at this boundary too."""
     pack.batch.check_grids(plan.model.geometry)
     ids: tuple[Any, ...] = pack.batch.ids
-    return EmbeddingBlock(ids=ids, vectors=encode(pack.batch))
+    start = time.perf_counter()
+    vectors = encode(pack.batch)
+    return EmbeddingBlock(ids=ids, vectors=vectors, seconds=time.perf_counter() - start)
 
 
 def run_plain(

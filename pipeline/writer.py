@@ -2,11 +2,13 @@
 
 import json
 import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -85,6 +87,9 @@ class ShardWriter:
         self._rejected: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
         self._rejects_writer: pq.ParquetWriter | None = None
+        self._started = _now()
+        self._seconds = {"encode": 0.0, "write": 0.0}
+        self._tokens, self._passes = 0, 0.0
         with _spooling(), ExitStack() as stack:
             folder = stack.enter_context(spool_folder())
             self._rows_file = folder / "rows.parquet"
@@ -120,6 +125,7 @@ class ShardWriter:
         OutputTooLargeError where the output grows too large, StorageError where the local disk is
         full.
         """
+        start = time.perf_counter()
         batch = pack.batch
         tokens = self._column == "tokens"
         rows = batch.num_tokens if tokens else batch.num_images
@@ -152,6 +158,10 @@ class ShardWriter:
                 },
             )
         self._drain()
+        self._tokens += batch.num_tokens
+        self._passes += block.passes
+        self._seconds["encode"] += block.seconds
+        self._seconds["write"] += time.perf_counter() - start
 
     def reject(self, items: Sequence[Rejection]) -> None:
         """None; takes rejections. Raises InvariantError where a sample came before."""
@@ -184,7 +194,11 @@ class ShardWriter:
             "rejected": dict(report.rejected),
             "skipped": dict(report.skipped),
             "warnings": dict(report.warnings),
-            "seconds": dict(report.seconds),
+            "seconds": {name: round(value, 4) for name, value in report.seconds.items()},
+            "tokens": self._tokens,
+            "passes": round(self._passes, 4),
+            "started": self._started,
+            "finished": _now(),
         }
         with _spooling():
             self._rows_writer.add_key_value_metadata({FOOTER_KEY: json.dumps(footer).encode()})
@@ -255,6 +269,7 @@ class ShardWriter:
             embedded=self._rows + len(self._ready),
             rejected=dict(self._rejected),
             examples=self._examples,
+            seconds={**end.report.seconds, **self._seconds},
         )
         non_finite = self._rejected[RejectReason.NON_FINITE.value]
         if (
@@ -280,6 +295,10 @@ def read_footer(storage: Storage, url: str) -> dict[str, Any]:
     metadata = pq.read_metadata(pa.BufferReader(tail)).metadata or {}
     footer: dict[str, Any] = json.loads(metadata[FOOTER_KEY])
     return footer
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _spooling() -> AbstractContextManager[None]:

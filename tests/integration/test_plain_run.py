@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -92,6 +93,26 @@ def test_the_footer_accounts_for_the_shard(two_shards, write_config, tmp_path):
     assert facts["size"] == (tmp_path / "shards" / "a.tar").stat().st_size
     assert facts["fingerprint"] == work.plan.fingerprint.sha
     assert facts["shard"].endswith("/shards/a.tar")
+
+
+def test_the_footer_says_when_how_long_and_how_full(two_shards, write_config, tmp_path):
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
+    run(write_config(packing={"token_budget": 600}))
+    (path,) = (tmp_path / "out" / "embeddings").glob("a-*.parquet")
+    facts = footer(path)
+    assert facts["tokens"] == sum(
+        row["grid_h"] * row["grid_w"]
+        for row in read_rows(tmp_path / "out")
+        if row["shard"] == facts["shard"]
+    )
+    assert facts["token_budget"] == 600
+    assert facts["passes"] == 3  # 5 images of at most 256 tokens, two in a pass
+    seconds = facts["seconds"]
+    assert set(seconds) == {"read", "prepare", "pack", "blocked", "encode", "write"}
+    assert seconds["prepare"] > 0 < seconds["encode"]
+    started, finished = map(datetime.fromisoformat, (facts["started"], facts["finished"]))
+    assert before < started < finished < datetime.now(UTC)
+    assert seconds["prepare"] + seconds["encode"] <= (finished - started).total_seconds()
 
 
 def test_another_fingerprint_is_refused_with_the_differing_fields(two_shards, write_config):
