@@ -16,6 +16,7 @@ from pipeline.compression import ByteSource
 from pipeline.config import MetadataColumn
 from pipeline.errors import ShardError
 from pipeline.tar import TarReader
+from pipeline.tar_header import BLOCK
 from tests.pipeline.tar_files import (
     COMPRESSIONS,
     END_MARK,
@@ -147,13 +148,16 @@ def plain_files(data: bytes) -> list[tuple[str, bytes]]:
 def tarfile_files(data: bytes) -> list[tuple[str, bytes]] | None:
     """What tarfile reads of a whole archive; None where it knows less or reads by other rules."""
     plain = ByteSource(io.BytesIO(data), "shard").take(1 << 40)
-    if b"GNU.sparse" in plain:
+    if b"GNU.sparse" in plain or any(
+        _is_overlong(plain[at:]) for at in range(0, len(plain), BLOCK)
+    ):
         return None
     found = []
     try:
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r|", ignore_zeros=True) as tar:
             for info in tar:
-                if info.issparse():
+                # Of a member whose long name is empty we take the short one, tarfile none.
+                if info.issparse() or not info.name:
                     return None
                 if info.isreg():
                     found.append((info.name.rstrip("/"), tar.extractfile(info).read()))
@@ -164,6 +168,15 @@ def tarfile_files(data: bytes) -> list[tuple[str, bytes]] | None:
     except (tarfile.TarError, EOFError, OSError, ValueError):
         return None
     return found
+
+
+def _is_overlong(rest: bytes) -> bool:
+    """True for a GNU long name with more in its block than its size says: tarfile takes all."""
+    size = rest[124:136].strip(b" \0")
+    text = rest[BLOCK : 2 * BLOCK].partition(b"\0")[0]
+    return rest[156:157] == b"L" and not (
+        not size.strip(b"01234567") and int(size or b"0", 8) >= len(text)
+    )
 
 
 def check(data: bytes) -> str:
