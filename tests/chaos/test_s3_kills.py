@@ -33,6 +33,7 @@ NUM_IMAGES = int(os.environ.get("EMBEDMILL_CHAOS_S3_IMAGES", "10"))  # in a shar
 NUM_KILLS = int(os.environ.get("EMBEDMILL_CHAOS_S3_KILLS", "2"))
 TOLERANCE = 2e-6  # of the largest value; transformers itself shows 1.8e-6 between batch sizes
 INPUT = "s3://bucket/kills/in"
+CHECKPOINT = "s3://bucket/kills/checkpoint"
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(3600)]
 
@@ -58,17 +59,28 @@ def shards(store, photos, tmp_path_factory):
     return ids
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Where runs copy the checkpoint to."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A checkpoint that costs next to nothing: decoding is most of these runs."""
-    folder = tmp_path_factory.mktemp("model") / "checkpoint"
-    return write_seeded_checkpoint(
-        folder,
+def tiny(store, tmp_path_factory):
+    """A checkpoint in the bucket that costs next to nothing: decoding is most of these runs."""
+    folder = write_seeded_checkpoint(
+        tmp_path_factory.mktemp("model") / "checkpoint",
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
     )
+    for file in folder.iterdir():
+        store.put(f"{CHECKPOINT}/{file.name}", file.read_bytes())
+    return CHECKPOINT
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +91,7 @@ def make_config(tiny, tmp_path_factory):
         config = {
             "input": {"shards": shards},
             "output": {"path": output, "dtype": "float32"},
-            "model": {"checkpoint": str(tiny)},
+            "model": {"checkpoint": tiny},
             "packing": {"token_budget": 1024, "look_ahead": 4},
             "workers": {
                 "encoders": {"num_gpus": 0, "device": "cpu"},
