@@ -60,8 +60,9 @@ def resize(
 
 
 def _resize_torch(image: RGB, height: int, width: int, resample: Resample) -> RGB:
-    # The batch axis comes first in numpy: torch takes the tensor for channels-last only then,
-    # and needs no transposed copy on either side.
-    batch = torch.from_numpy(image[None]).permute(0, 3, 1, 2)
+    # unsqueeze before permute: only then do the strides of the batch axis make torch take the bytes
+    # for channels-last. Otherwise it converts them on both sides, three times the work for a small
+    # image, and answers in planes, which patchify would have to gather byte by byte.
+    batch = torch.from_numpy(image).unsqueeze(0).permute(0, 3, 1, 2)
     resized = F.interpolate(batch, size=(height, width), mode=resample, antialias=True)
     return resized.permute(0, 2, 3, 1)[0].numpy()

@@ -1,4 +1,4 @@
-"""The encoder's benchmarks run to their end at small size. Their figures are not looked at."""
+"""The benchmarks run to their end at small size. Their figures are not looked at."""
 
 import json
 import subprocess
@@ -49,3 +49,18 @@ def test_encoder_cpu():
         assert figures["largest_difference"] < 1e-5
         assert figures["tokens"] < figures["padded_tokens"]
         assert all(0 < m["loaded"] <= m["peak"] for m in figures["memory_mib"].values())
+
+
+def test_preprocess(tmp_path):
+    """Where torchvision is missing, as in the default installation, two engines are left out."""
+    path = tmp_path / "figures.json"
+    script = REPOSITORY / "benchmarks" / "preprocess.py"
+    command = [sys.executable, script, PHOTOS, "--rounds", "1", "--json", path]
+    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, capture_output=True, env=environment, timeout=100)
+    figures = json.loads(path.read_text())
+    rates = figures["classes"]["all"]["images_per_cpu_s"]
+    assert len(rates) + len(figures["missing"]) == 6
+    assert rates.keys() >= {"embedmill exact", "embedmill reduced", "Pillow decoding alone"}
+    assert all(rate > 0 for rate in rates.values())
+    assert all(value >= 0 for spent in figures["stages"].values() for value in spent.values())
