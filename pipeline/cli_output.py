@@ -1,5 +1,6 @@
 """The commands on the output of a run: verify and clean."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -81,4 +82,4 @@ def clean(
         count += 1
         print(f"{'would remove' if dry_run else 'removed'} {removal.url} ({removal.why})")
     if not count:
-        print(f"Nothing to remove in {url}")
+        print(f"Nothing to remove in {url}", file=sys.stderr)

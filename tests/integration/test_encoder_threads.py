@@ -15,11 +15,12 @@ def test_threads_are_those_of_the_actor(write_config, tmp_path, num_cpus, thread
     (tmp_path / "shards" / "a.tar").write_bytes(b"")
     encoders = {"num_gpus": 0, "device": "cpu", "num_cpus": num_cpus}
     config = load_config(write_config(workers={"encoders": encoders}))
-    plan = prepare_work(config, Storage(config.storage)).plan
+    storage = Storage(config.storage)
+    plan = prepare_work(config, storage).plan
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        actors._load(plan)
+        actors._load(plan, storage)
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
