@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from encoder_inputs import MODELS, budgets, load_pack, make_pack, photos, save_pack
+from paired import ratio
 
 ENGINES = ("embedmill", "transformers")
 WORKLOADS = ("256", "mixed")
@@ -66,26 +67,16 @@ def _measure(workload: str, folder: Path, options: argparse.Namespace) -> dict[s
         for engine in ENGINES if number % 2 == 0 else ENGINES[::-1]:
             seconds[engine].append(workers[engine].seconds(part))
     memory = {engine: workers[engine].stop() for engine in ENGINES}
-    ratios = np.array(seconds["transformers"]) / np.array(seconds["embedmill"])
     total = options.images * options.rounds
     return {
         "tokens": int(sum(load_pack(pack).num_tokens for pack in packs)),
         "padded_tokens": sum(_padded(pack) for pack in packs),
         "images_per_s": {engine: round(total / sum(seconds[engine]), 2) for engine in ENGINES},
-        "ratio": round(float(np.exp(np.log(ratios).mean())), 3),
-        "ratio_interval_95": _interval(ratios),
-        "ratios": [round(float(ratio), 3) for ratio in ratios],
+        "ratio": ratio(seconds["transformers"], seconds["embedmill"]),
         "memory_mib": memory,
         "largest_difference": float(np.abs(np.subtract(*vectors.values())).max()),
         "load_average": [load_before, os.getloadavg()[0]],
     }
-
-
-def _interval(ratios: np.ndarray) -> list[float]:
-    """95 % bootstrap interval of the geometric mean."""
-    logs = np.log(ratios)
-    means = np.random.default_rng(0).choice(logs, (10_000, len(logs))).mean(axis=1)
-    return [round(float(np.exp(q)), 3) for q in np.quantile(means, (0.025, 0.975))]
 
 
 def _padded(pack: Path) -> int:

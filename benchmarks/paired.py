@@ -7,7 +7,9 @@ import numpy as np
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Ours over theirs: median of the rounds, and its 95 % bootstrap interval."""
+    """Ours over theirs, rates or the other way round seconds: median of the rounds and its 95 %
+    bootstrap interval.
+    """
     ratios = np.asarray(ours, dtype=float) / np.asarray(theirs, dtype=float)
     resampled = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
     low, high = np.quantile(np.median(resampled, axis=1), (0.025, 0.975))

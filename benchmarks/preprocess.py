@@ -194,11 +194,10 @@ def _patched(index: int, rows: np.ndarray) -> PatchedImage:
 
 
 def write_shard(path: Path, photos: dict[str, bytes]) -> None:
-    """None; a tar whose members are the photos, dots of their names but the last made dashes."""
+    """None; a tar whose members are the photos."""
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
         for name, data in photos.items():
-            stem, suffix = name.rsplit(".", 1)
-            member = tarfile.TarInfo(f"{stem.replace('.', '-')}.{suffix}")
+            member = tarfile.TarInfo(name)
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -29,6 +29,7 @@ from encoder.config import CheckpointError
 from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
+from pipeline.heartbeat import EncoderState, LeaseState
 from pipeline.records import Pack, PatchedImage, RawSample, Rejections, StreamItem
 from pipeline.spool import dead_spools
 from pipeline.stage import (
@@ -58,27 +59,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"node {self.node[:8]}, pid {self.pid}" + (f", {self.how}" if self.how else "")
-
-
-@dataclass(slots=True, kw_only=True)
-class LeaseState:
-    """What an Encoder tells of an open lease."""
-
-    attempt: str
-    images: int = 0
-    tokens: int = 0
-    blocked_s: float = 0.0  # the stream waited for this Encoder
-    last_item: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderState:
-    """A heartbeat. Ages are in seconds: clocks of two nodes are never compared."""
-
-    busy_s: float  # spent encoding since the start
-    encoding_for_s: float  # age of the pack that is being encoded, 0 for none
-    leases: tuple[LeaseState, ...]
-    idle_s: tuple[float, ...]  # for each lease, since its last item
 
 
 class Preprocessor:
@@ -183,14 +163,14 @@ class Encoder:
                 writer.reject(item.items)
             else:
                 outcome, report = await loop.run_in_executor(self._publish, writer.publish, item)
-                return LeaseResult(outcome=outcome, report=report, tokens=state.tokens)
+                return LeaseResult(outcome=outcome, report=report)
         raise RuntimeError(f"the stream of {lease.shard} ended without End")
 
     def _encode(self, pack: Pack, writer: ShardWriter) -> None:
-        self._encoding_since = start = time.monotonic()
+        self._encoding_since = time.monotonic()
         block = encode_pack(pack, self._encoder, self._plan)
         self._encoding_since = None
-        self._busy_s += time.monotonic() - start
+        self._busy_s += block.seconds
         writer.add(pack, block, self._encoder.explain)
 
 

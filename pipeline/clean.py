@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ConfigError, StorageError
+from pipeline.footer import read_footer
 from pipeline.manifest import EMBEDDINGS, FAILED, REJECTS, embeddings_url, failed_url, output_name
 from pipeline.parallel import in_threads
 from pipeline.records import RejectReason
@@ -20,7 +21,6 @@ from pipeline.specs import name_shards
 from pipeline.spool import dead_spools
 from pipeline.storage import Storage, canonical_url, is_temporary
 from pipeline.urls import locate
-from pipeline.writer import read_footer
 
 # A temporary file that was touched since may belong to a run that works now.
 SETTLED_S = 600.0

@@ -10,4 +10,3 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=c", help="Change one key of the configuration."),
 ]
-OutputArgument = Annotated[str, typer.Argument(metavar="OUTPUT", help="Output folder of a run.")]

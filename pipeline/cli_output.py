@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pipeline.cli_options import OutputArgument
 from pipeline.config_file import load_config
 from pipeline.errors import ConfigError
 
+OutputArgument = Annotated[str, typer.Argument(metavar="OUTPUT", help="Output folder of a run.")]
 StoreConfigOption = Annotated[
     Path | None,
     typer.Option(help="Take the options of the store from this file.", show_default=False),

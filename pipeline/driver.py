@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from encoder.batch import PackMismatchError
-from pipeline.actors import EncoderState, StreamLostError
+from pipeline.actors import StreamLostError
 from pipeline.clean import remove_stale_rejects
 from pipeline.cluster import draining_nodes
 from pipeline.errors import (
@@ -20,6 +20,7 @@ from pipeline.errors import (
     ShardError,
     StorageError,
 )
+from pipeline.heartbeat import EncoderState, idle_s_of, load_between
 from pipeline.manifest import failed_url
 from pipeline.pools import Member, Pool
 from pipeline.quarantine import (
@@ -29,7 +30,7 @@ from pipeline.quarantine import (
     write_failure,
 )
 from pipeline.reject_limits import RejectShare
-from pipeline.scaling import Load, PreprocessorScaler, encoders_wanted
+from pipeline.scaling import PreprocessorScaler, encoders_wanted
 from pipeline.stage import LeaseResult
 from pipeline.storage import Storage
 from pipeline.work import Progress, Work
@@ -221,7 +222,7 @@ class _LeaseLoop:
         progress.done += 1
         progress.read += report.read
         progress.embedded += report.embedded
-        progress.tokens += result.tokens
+        progress.tokens += report.tokens
         progress.rejected.update(report.rejected)
         self._reject_share.add(report)
 
@@ -265,22 +266,15 @@ class _LeaseLoop:
             if idle_s <= limit or preprocessor is None:
                 continue
             others = preprocessor.leases - {lease.attempt}
-            if any(self._idle_s(attempt) <= limit for attempt in others):
+            if any(idle_s_of(self._heartbeats, attempt) <= limit for attempt in others):
                 continue  # it waits behind a stream of the same Preprocessor that moves
             log.error("no pack came from a Preprocessor for %.0f s: it hangs", idle_s)
             ray.kill(preprocessor.handle)
 
-    def _idle_s(self, attempt: str) -> float:
-        for state in self._heartbeats.values():
-            for lease, idle_s in zip(state.leases, state.idle_s, strict=True):
-                if lease.attempt == attempt:
-                    return idle_s
-        return 0.0
-
     def _scale(self, states: dict[Member, EncoderState]) -> None:
         elapsed = time.monotonic() - self._seen_at
         before, self._heartbeats, self._seen_at = self._heartbeats, states, time.monotonic()
-        load = _load(before, states, elapsed)
+        load = load_between(before, states, elapsed)
         if load is None or len(self._preprocessors.ready) < self._num_preprocessors:
             return  # nothing to compare, or the last decision has not taken effect yet
         decision = self._scaler.decide(
@@ -294,26 +288,3 @@ class _LeaseLoop:
 def _own_error(error: Exception) -> Exception:
     """The error as it was raised; Ray hands it over with a remote traceback for its text."""
     return error.cause if isinstance(error, RayTaskError) else error
-
-
-def _load(
-    before: dict[Member, EncoderState], now: dict[Member, EncoderState], elapsed: float
-) -> Load | None:
-    """What happened between two rounds of heartbeats, where both saw Encoders with open leases."""
-    busy, blocked, streams = [], 0.0, 0
-    for member, state in now.items():
-        earlier = before.get(member)
-        if earlier is None or not state.leases:
-            continue
-        busy.append((state.busy_s - earlier.busy_s + state.encoding_for_s) / elapsed)
-        known = {lease.attempt: lease.blocked_s for lease in earlier.leases}
-        for lease in state.leases:
-            if lease.images:
-                streams += 1
-                blocked += max(0.0, lease.blocked_s - known.get(lease.attempt, 0.0)) / elapsed
-    if not busy:
-        return None
-    return Load(
-        busy_share=min(1.0, sum(busy) / len(busy)),
-        blocked_share=min(1.0, blocked / max(1, streams)),
-    )

@@ -89,7 +89,6 @@ class EmbeddingBlock:
     ids: tuple[SampleId, ...]  # [N], same order and length as the pack
     vectors: NDArray[np.floating]  # [N, D]; [T, D] where the output is tokens
     seconds: float = 0.0  # that the encoder took for it
-    passes: float = 1.0  # forward passes that the pack filled; a share where others were in them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +102,8 @@ class ShardReport:
     shard: str
     read: int
     embedded: int
+    tokens: int  # of the packed images
+    packs: int
     rejected: Mapping[str, int]  # by RejectReason value
     skipped: Mapping[str, int]  # members that are no sample: directories, links, resource forks
     warnings: Mapping[str, int]

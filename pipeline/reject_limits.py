@@ -1,15 +1,19 @@
 """How much may be rejected: the share of a whole run, committed shards of earlier runs included."""
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from pipeline.config import LimitsConfig
-from pipeline.errors import RejectionLimitError
+from pipeline.errors import OutputError, RejectionLimitError, StorageError
+from pipeline.footer import read_footer
 from pipeline.parallel import in_threads
 from pipeline.records import ShardReport
 from pipeline.storage import Storage
-from pipeline.writer import read_footer
+
+log = logging.getLogger("embedmill")
 
 _THREADS = 16  # each waits for a footer
 _SHOWN = 3
@@ -27,14 +31,16 @@ class RejectShare:
 
     def seed(self, storage: Storage, sample: Sequence[str], committed: int) -> None:
         """None; counts the footers of these embeddings objects for all that are committed."""
-        if not sample:
+        read = in_threads(partial(_footer, storage), sample, threads=_THREADS)
+        footers = [footer for footer in read if footer is not None]
+        if not footers:
             return
-        scale = committed / len(sample)
-        for footer in in_threads(partial(read_footer, storage), sample, threads=_THREADS):
+        scale = committed / len(footers)
+        for footer in footers:
             self._read += scale * footer["read"]
             for reason, count in footer["rejected"].items():
                 self._rejected[reason] += scale * count
-        exact = "" if scale == 1 else f", estimated from {len(sample)} of them"
+        exact = "" if scale == 1 else f", estimated from {len(footers)} of them"
         self._before = f", {committed:,} shards of earlier runs included{exact}"
 
     def add(self, report: ShardReport) -> None:
@@ -53,6 +59,15 @@ class RejectShare:
             f"What is done stays, and rejects/ in the output has every one of them. Mend the data "
             f"or the setting behind it; where so many rejects are right, raise the limit."
         )
+
+
+def _footer(storage: Storage, url: str) -> dict[str, Any] | None:
+    """None for an object that cannot be read: `embedmill verify` is there to judge it."""
+    try:
+        return read_footer(storage, url)
+    except (OutputError, StorageError) as error:
+        log.warning("not counted among the rejects so far: %s", error)
+        return None
 
 
 def describe_reasons(rejected: Mapping[str, float], examples: Mapping[str, str]) -> str:

@@ -61,6 +61,8 @@ class _Tally:
 
     read: int = 0
     packed: int = 0
+    tokens: int = 0
+    packs: int = 0
     consecutive: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -122,6 +124,8 @@ def prepare_shard(
             pack.batch.check_grids(plan.model.geometry)
             tally.seconds["pack"] += time.perf_counter() - start
             tally.packed += pack.batch.num_images
+            tally.tokens += pack.batch.num_tokens
+            tally.packs += 1
             start = time.perf_counter()
             yield replace(pack, blocked_s=tally.seconds["blocked"])
             tally.seconds["blocked"] += time.perf_counter() - start
@@ -130,6 +134,8 @@ def prepare_shard(
             shard=shard,
             read=tally.read,
             embedded=tally.packed,
+            tokens=tally.tokens,
+            packs=tally.packs,
             rejected=dict(tally.rejected),
             skipped=dict(samples.skipped),
             warnings=dict(samples.warnings),
@@ -203,7 +209,6 @@ def _unsent(tally: _Tally) -> Iterator[Rejections]:
 class LeaseResult:
     outcome: Outcome
     report: ShardReport
-    tokens: int
 
 
 def shard_writer(lease: Lease, plan: RunPlan, storage: Storage, encoder: str) -> ShardWriter:
@@ -245,14 +250,12 @@ def run_plain(
 ) -> Iterator[LeaseResult]:
     """Yields the result of each lease, done one after the other in this process, without Ray."""
     for lease in leases:
-        tokens = 0
         with shard_writer(lease, plan, storage, "plain loop") as writer:
             for item in prepare_shard(lease.url, plan, storage, image_preparer(plan)):
                 if isinstance(item, Pack):
                     writer.add(item, encode_pack(item, encode, plan), explain)
-                    tokens += item.batch.num_tokens
                 elif isinstance(item, Rejections):
                     writer.reject(item.items)
                 else:
                     outcome, report = writer.publish(item)
-                    yield LeaseResult(outcome=outcome, report=report, tokens=tokens)
+                    yield LeaseResult(outcome=outcome, report=report)

@@ -59,6 +59,8 @@ class Storage:
         place = locate(url)
         backend = self._backend(place)
         info = self._try(lambda: backend.info(place))
+        if not info.size:
+            return b""  # of which no store gives a range
         start = max(0, info.size - size)
         return bytes(self._try(lambda: backend.read_range(place, info, start, info.size)))
 

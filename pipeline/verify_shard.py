@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.errors import StorageError
+from pipeline.footer import FOOTER_KEY
 from pipeline.manifest import embeddings_url, rejects_url
 from pipeline.run_record import RunRecord
 from pipeline.storage import Storage
 from pipeline.tables import REJECTS_SCHEMA, embeddings_schema
 from pipeline.urls import locate
-from pipeline.writer import FOOTER_KEY
 
 _MEMORY_BYTES = 32 << 20  # of an object that is not local; larger ones go through a file
 _CHUNK = 8 << 20

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from encoder.batch import PackedBatch
 from pipeline.config import MAX_SHARD_OUTPUT_BYTES
 from pipeline.errors import InvariantError, OutputTooLargeError
+from pipeline.footer import FOOTER_KEY, read_footer
 from pipeline.localfs import os_errors
 from pipeline.manifest import embeddings_url, rejects_url
 from pipeline.records import (
@@ -35,11 +36,10 @@ from pipeline.storage import Storage, canonical_url
 from pipeline.tables import REJECTS_SCHEMA, rejects_table, rows_table, value_type
 from pipeline.urls import locate
 
-FOOTER_KEY = b"embedmill"
-_TAIL_BYTES = 64 << 10
 # What is in memory at most before it goes to disk: 25 MB of vectors at width 768.
 _ROW_GROUP = 8192
 _ROW_GROUP_BYTES = 64 << 20
+
 Explain = Callable[[PackedBatch, int], str]  # why the values of an image are not finite
 Outcome = Literal["published", "already_ours", "lost"]
 
@@ -89,7 +89,6 @@ class ShardWriter:
         self._rejects_writer: pq.ParquetWriter | None = None
         self._started = _now()
         self._seconds = {"encode": 0.0, "write": 0.0}
-        self._tokens, self._passes = 0, 0.0
         with _spooling(), ExitStack() as stack:
             folder = stack.enter_context(spool_folder())
             self._rows_file = folder / "rows.parquet"
@@ -158,8 +157,6 @@ class ShardWriter:
                 },
             )
         self._drain()
-        self._tokens += batch.num_tokens
-        self._passes += block.passes
         self._seconds["encode"] += block.seconds
         self._seconds["write"] += time.perf_counter() - start
 
@@ -195,8 +192,8 @@ class ShardWriter:
             "skipped": dict(report.skipped),
             "warnings": dict(report.warnings),
             "seconds": {name: round(value, 4) for name, value in report.seconds.items()},
-            "tokens": self._tokens,
-            "passes": round(self._passes, 4),
+            "tokens": report.tokens,
+            "passes": report.packs,
             "started": self._started,
             "finished": _now(),
         }
@@ -284,17 +281,6 @@ class ShardWriter:
                 f"{len(self._pending)} out of order; {end.report.embedded} had been packed"
             )
         return report
-
-
-def read_footer(storage: Storage, url: str) -> dict[str, Any]:
-    """The embedmill footer of a published embeddings object; reads the object's tail only."""
-    tail = storage.tail(url, _TAIL_BYTES)
-    length = int.from_bytes(tail[-8:-4], "little") + 8  # Parquet: footer, its length, magic
-    if length > len(tail):
-        tail = storage.tail(url, length)
-    metadata = pq.read_metadata(pa.BufferReader(tail)).metadata or {}
-    footer: dict[str, Any] = json.loads(metadata[FOOTER_KEY])
-    return footer
 
 
 def _now() -> str:

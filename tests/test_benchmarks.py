@@ -43,9 +43,9 @@ def test_encoder_cpu():
     result = run("encoder_cpu.py", PHOTOS, "--model", "tiny", *sizes)
     assert result["workloads"].keys() == {"256", "mixed"}
     for figures in result["workloads"].values():
-        assert len(figures["ratios"]) == 2
-        low, high = figures["ratio_interval_95"]
-        assert 0 < low <= figures["ratio"] <= high
+        assert len(figures["ratio"]["rounds"]) == 2
+        low, high = figures["ratio"]["interval_95"]
+        assert 0 < low <= figures["ratio"]["median"] <= high
         assert figures["largest_difference"] < 1e-5
         assert figures["tokens"] < figures["padded_tokens"]
         assert all(0 < m["loaded"] <= m["peak"] for m in figures["memory_mib"].values())

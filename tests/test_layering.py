@@ -23,19 +23,19 @@ LAYERS = [
         "encoder.batch encoder.model encoder.source",
         "encoder.checkpoint encoder.chunks",
         "encoder.non_finite encoder.pending encoder.seeded encoder.weights pipeline.records",
-        "encoder.infer pipeline.errors",
+        "encoder.infer pipeline.errors pipeline.scaling",
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
         "pipeline.orientation pipeline.parallel pipeline.retry pipeline.sniff pipeline.tar_header "
         "pipeline.urls",
-        "pipeline.config pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
+        "pipeline.config pipeline.heartbeat pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
         "pipeline.store_errors pipeline.tar",
         "pipeline.config_file pipeline.image_header pipeline.metadata pipeline.stores "
         "pipeline.tables",
         # the parts of the stage
         "pipeline.decode pipeline.objectstore pipeline.packing pipeline.shards",
         "pipeline.preprocess pipeline.storage",
-        "pipeline.checkpoint_cache pipeline.decoder_child pipeline.manifest pipeline.specs "
+        "pipeline.checkpoint_cache pipeline.decoder_child pipeline.footer pipeline.manifest pipeline.specs "
         "pipeline.spool",
         "pipeline.quarantine pipeline.run_record pipeline.writer",
         "pipeline.clean pipeline.inspection pipeline.output_size pipeline.reject_limits "
@@ -43,7 +43,7 @@ LAYERS = [
         "pipeline.stage",
         "pipeline.verify",
         "pipeline.reembed pipeline.verify_view",
-        "pipeline.actors pipeline.inspection_view pipeline.scaling pipeline.work",
+        "pipeline.actors pipeline.inspection_view pipeline.work",
         # the cluster
         "pipeline.cluster pipeline.demo pipeline.pools pipeline.progress pipeline.workers",
         "pipeline.driver",

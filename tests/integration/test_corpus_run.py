@@ -2,17 +2,20 @@
 
 import csv
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import embedmill, footer, read_rejects, read_rows, write_shard
-
-CORPORA = Path(
-    os.environ.get("EMBEDMILL_CORPORA", Path(__file__).parents[3] / "shared" / "corpora")
+from tests.integration.conftest import (
+    CORPORA,
+    embedmill,
+    footer,
+    read_rejects,
+    read_rows,
+    write_shard,
 )
+
 FOLDERS = ("photos", "hard", "broken")
 DOCS = Path(__file__).parents[2] / "docs"
 DECODING = {"decode_error", "truncated_image", "too_many_pixels", "unsupported_format"}

@@ -20,6 +20,7 @@ def shards(tmp_path, photos):
         )
 
 
+@pytest.mark.slow
 def test_the_share_stops_a_run_and_counts_what_it_left(shards, write_config, tmp_path):
     limits = {"max_reject_share": 0.5, "min_images_for_share": 8}
     config = write_config(limits=limits, packing={"streams_per_encoder": 1})

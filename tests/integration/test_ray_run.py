@@ -49,6 +49,7 @@ def test_a_run_then_the_same_command_again(shards, write_config, tmp_path):
     assert len(read_rows(tmp_path / "out")) == 72
 
 
+@pytest.mark.slow
 def test_rejects_of_lost_attempts_are_gone_after_a_run(shards, write_config, tmp_path, photos):
     bad = {"a.jpg": b"no image"}
     for number in (12, 13):

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from encoder.config import CheckpointError
 from pipeline.cli import app
 from pipeline.errors import ConfigError, OutputError
+from pipeline.footer import FOOTER_KEY
 from pipeline.reembed import compare_sample
 from pipeline.run_record import open_output
 from pipeline.verify import input_shards, verify_output
-from pipeline.writer import FOOTER_KEY
 from tests.integration.conftest import embedmill, write_shard
 from tests.integration.test_plain_run import run
 

@@ -142,6 +142,8 @@ class Output:
             shard=shard_id(name),
             read=read,
             embedded=embedded,
+            tokens=embedded,
+            packs=1,
             rejected={},
             skipped={},
             warnings={},

@@ -26,9 +26,15 @@ ID = SampleId(shard="file:///data/a.tar", key="0001")
 
 
 def report(**counts):
-    values = {"read": 3, "embedded": 2, "rejected": {"no_image": 1}, **counts}
+    values = {"read": 3, "embedded": 2, "rejected": {"no_image": 1}, "tokens": 9, **counts}
     return ShardReport(
-        shard=ID.shard, skipped={}, warnings={}, bytes_read=9, seconds={"read": 0.5}, **values
+        shard=ID.shard,
+        packs=1,
+        skipped={},
+        warnings={},
+        bytes_read=9,
+        seconds={"read": 0.5},
+        **values,
     )
 
 

@@ -18,6 +18,8 @@ def report(read, examples=EXAMPLES, **rejected):
         shard="s3://in/a.tar",
         read=read,
         embedded=read - sum(rejected.values()),
+        tokens=0,
+        packs=0,
         rejected=rejected,
         skipped={},
         warnings={},
@@ -76,3 +78,15 @@ def test_a_sample_of_what_is_committed_stands_for_all(output):
     assert "found 400 of 600, 200 shards of earlier runs included, estimated from 2" in str(
         caught.value
     )
+
+
+def test_objects_that_cannot_be_read_are_named_and_left_out(output, caplog):
+    broken, gone = (embeddings_url(output.path, shard_id(name)) for name in ("a", "b"))
+    output.storage.put(broken, b"PAR1 and no more")
+    output.storage.delete(gone)
+    share = RejectShare(LIMITS)
+    sample = [broken, gone, *(embeddings_url(output.path, shard_id(name)) for name in ("c", "d"))]
+    share.seed(output.storage, sample, 4)
+    assert [url in caplog.text for url in (broken, gone)] == [True, True]
+    with pytest.raises(RejectionLimitError, match=r"found 8 of 12, 4 .*, estimated from 2 of them"):
+        share.add(report(0))

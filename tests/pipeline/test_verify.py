@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ShardError
+from pipeline.footer import FOOTER_KEY
 from pipeline.manifest import embeddings_url, output_name, rejects_url
 from pipeline.quarantine import describe_failure, write_failure
 from pipeline.run_record import read_run
 from pipeline.verify import _Picker, verify_output
 from pipeline.verify_shard import ShardFacts
-from pipeline.writer import FOOTER_KEY
 from tests.pipeline.outputs import WIDTH, Output, shard_id, unit_vectors
 
 BAD = {"x": "decode_error", "y": "unknown_format"}

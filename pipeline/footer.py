@@ -1,0 +1,33 @@
+"""What the Parquet footer of an embeddings object says of its shard, read without its rows."""
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import OutputError
+from pipeline.storage import Storage
+
+FOOTER_KEY = b"embedmill"
+_TAIL_BYTES = 64 << 10
+
+
+def read_footer(storage: Storage, url: str) -> dict[str, Any]:
+    """The embedmill footer of a published embeddings object; reads the object's tail only.
+
+    Raises OutputError where it is no object that a run published.
+    """
+    tail = storage.tail(url, _TAIL_BYTES)
+    length = int.from_bytes(tail[-8:-4], "little") + 8  # Parquet: footer, its length, magic
+    if length > len(tail):
+        tail = storage.tail(url, length)
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(tail)).metadata or {}
+        footer: dict[str, Any] = json.loads(metadata[FOOTER_KEY])
+    except (pa.ArrowInvalid, KeyError, ValueError) as error:
+        raise OutputError(
+            f"{url} must be the embeddings of a shard, found another footer ({error!r}). Remove "
+            f"it: the next run makes it anew"
+        ) from error
+    return footer
