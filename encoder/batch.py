@@ -48,6 +48,17 @@ class PackedBatch:
     def num_tokens(self) -> int:
         return int(self.pixel_values.shape[0])
 
+    def part(self, first: int, last: int) -> "PackedBatch":
+        """The pack of the images first:last, as views of this pack's arrays."""
+        start, stop = self.cu_seqlens[[first, last]].tolist()
+        return PackedBatch(
+            pixel_values=self.pixel_values[start:stop],
+            spatial_shapes=self.spatial_shapes[first:last],
+            cu_seqlens=self.cu_seqlens[first : last + 1] - np.int32(start),
+            source_sizes=self.source_sizes[first:last],
+            ids=self.ids[first:last],
+        )
+
     def check(self) -> None:
         """None; raises PackMismatchError naming the first id whose rows and grid disagree.
 

@@ -15,7 +15,6 @@ from encoder.batch import PackedBatch
 __all__ = [
     "PackImage",
     "chunk_images",
-    "count_fitting",
     "fill_rows",
     "list_images",
     "sort_by_length",
@@ -70,12 +69,6 @@ def chunk_images(images: Iterable[PackImage], max_tokens: int) -> Iterator[list[
         tokens += image.length
     if chunk:
         yield chunk
-
-
-def count_fitting(tokens: Iterable[int], max_tokens: int) -> int:
-    """How many of the first packs can share a forward pass; at least one where there is any."""
-    totals = list(accumulate(tokens))
-    return max(bool(totals), sum(total <= max_tokens for total in totals))
 
 
 def fill_rows(

@@ -28,7 +28,7 @@ from encoder.checkpoint import describe_checkpoint
 from encoder.chunks import PackImage, chunk_images, fill_rows, list_images, sort_by_length
 from encoder.config import EncoderConfig
 from encoder.model import VisionTower
-from encoder.non_finite import one_image, watch_non_finite
+from encoder.non_finite import watch_non_finite
 from encoder.output import Output, Readout
 from encoder.pending import Pending
 from encoder.position import PositionGrids
@@ -94,7 +94,7 @@ class Encoder:
     def explain(self, batch: PackedBatch, place: int) -> str:
         """Why the values of an image of the pack are not finite; does that image again, alone."""
         with self._turn, watch_non_finite(self._tower) as layers:
-            values = self(one_image(batch, place))
+            values = self(batch.part(place, place + 1))
         if layers:
             name = str(self.dtype).removeprefix("torch.")
             return f"not finite in {name}, first after {layers[0]}"

@@ -3,13 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from encoder.batch import PackedBatch
-
-__all__ = ["one_image", "watch_non_finite"]
+__all__ = ["watch_non_finite"]
 
 
 @contextmanager
@@ -34,15 +31,3 @@ def watch_non_finite(tower: nn.Module) -> Iterator[list[str]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def one_image(batch: PackedBatch, place: int) -> PackedBatch:
-    """The pack of one image of a pack."""
-    first, last = batch.cu_seqlens[place : place + 2].tolist()
-    return PackedBatch(
-        pixel_values=batch.pixel_values[first:last],
-        spatial_shapes=batch.spatial_shapes[place : place + 1],
-        cu_seqlens=np.array([0, last - first], dtype=np.int32),
-        source_sizes=batch.source_sizes[place : place + 1],
-        ids=(batch.ids[place],),
-    )

@@ -2,7 +2,7 @@
 
 Life of a Preprocessor: start (storage, thread counts), then one stream at a time, in the order the
 streams were asked for. Life of an Encoder: start (load weights, compare the digest), then several
-leases at once, each awaiting its own stream; packs are encoded one by one in a single thread.
+leases at once, each awaiting its own stream; their packs share forward passes (pipeline.passes).
 
 Neither restarts by itself (max_restarts=0) and no stream is retried (max_task_retries=0): the
 driver alone recreates actors and gives a lost lease to another.
@@ -13,10 +13,12 @@ import os
 import shutil
 import signal
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -30,12 +32,19 @@ from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
 from pipeline.heartbeat import EncoderState, LeaseState
-from pipeline.records import Pack, PatchedImage, RawSample, Rejections, StreamItem
+from pipeline.passes import SharedPasses
+from pipeline.records import (
+    EmbeddingBlock,
+    Pack,
+    PatchedImage,
+    RawSample,
+    Rejections,
+    StreamItem,
+)
 from pipeline.spool import dead_spools
 from pipeline.stage import (
     LeaseResult,
     RunPlan,
-    encode_pack,
     image_preparer,
     prepare_shard,
     shard_writer,
@@ -44,9 +53,15 @@ from pipeline.stage import (
 from pipeline.storage import Storage
 from pipeline.writer import Lease, ShardWriter
 
+_PACKS_AT_ONCE = 2  # of a lease with the encoder: one follows the other without a gap
+
 
 class StreamLostError(EmbedmillError):
     """The Preprocessor of a stream died, or its node."""
+
+
+class DeviceLostError(EmbedmillError):
+    """The device of an Encoder fails, and with its context every tensor of the process is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +116,9 @@ class Encoder:
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._storage = Storage(plan.config.storage)
-        self._compute = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._rows = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._publish = ThreadPoolExecutor(2, thread_name_prefix="publish")
         self._open: dict[str, LeaseState] = {}
-        self._busy_s = 0.0
-        self._encoding_since: float | None = None
         self._how = ""  # for the footers
 
     async def start(self) -> Place:
@@ -116,8 +129,9 @@ class Encoder:
         for folder in dead_spools():  # of Encoders that were killed on this machine
             shutil.rmtree(folder, ignore_errors=True)
         loop = asyncio.get_running_loop()
-        self._encoder = await loop.run_in_executor(self._compute, _load, self._plan, self._storage)
-        encoder = self._encoder
+        self._encoder = await loop.run_in_executor(None, _load, self._plan, self._storage)
+        encoder, budget = self._encoder, self._plan.config.packing.token_budget
+        self._passes = SharedPasses(encoder.submit, token_budget=budget)
         self._how = f"{encoder.device}, {encoder.dtype}, attention {encoder.attention}"
         return _place(self._how)
 
@@ -125,12 +139,11 @@ class Encoder:
         """What it does now."""
         now = time.monotonic()
         leases = tuple(self._open.values())
-        since = self._encoding_since
         return EncoderState(
-            busy_s=self._busy_s,
-            encoding_for_s=0.0 if since is None else now - since,
+            busy_s=self._passes.busy_s,
+            encoding_for_s=self._passes.running_for_s,
             leases=leases,
-            idle_s=tuple(now - lease.last_item for lease in leases),
+            idle_s=tuple(0.0 if lease.encoding else now - lease.last_item for lease in leases),
         )
 
     async def run_lease(self, lease: Lease, preprocessor: ActorHandle[Any]) -> LeaseResult:
@@ -140,6 +153,8 @@ class Encoder:
         try:
             with shard_writer(lease, self._plan, self._storage, self._how) as writer:
                 return await self._consume(lease, preprocessor, writer, state)
+        except torch.AcceleratorError as error:
+            raise DeviceLostError(f"{self._encoder.device} fails: {error}") from error
         finally:
             del self._open[lease.attempt]
 
@@ -152,26 +167,48 @@ class Encoder:
     ) -> LeaseResult:
         loop = asyncio.get_running_loop()
         in_flight = self._plan.config.packing.packs_in_flight
-        async for item in _stream(preprocessor, lease, in_flight):
-            state.last_item = time.monotonic()
-            if isinstance(item, Pack):
-                state.blocked_s = item.blocked_s
-                await loop.run_in_executor(self._compute, self._encode, item, writer)
-                state.images += item.batch.num_images
-                state.tokens += item.batch.num_tokens
-            elif isinstance(item, Rejections):
-                writer.reject(item.items)
-            else:
-                outcome, report = await loop.run_in_executor(self._publish, writer.publish, item)
-                return LeaseResult(outcome=outcome, report=report)
+        at_once = min(_PACKS_AT_ONCE, in_flight)
+        encoding: deque[tuple[Pack, asyncio.Task[EmbeddingBlock]]] = deque()
+        try:
+            async for item in _stream(preprocessor, lease, in_flight - at_once + 1):
+                state.last_item = time.monotonic()
+                if isinstance(item, Pack):
+                    state.blocked_s = item.blocked_s
+                    encoding.append((item, loop.create_task(self._encode(item))))
+                    state.encoding = len(encoding)
+                    if len(encoding) == at_once:
+                        await self._write(encoding, writer, state)
+                elif isinstance(item, Rejections):
+                    writer.reject(item.items)
+                else:
+                    while encoding:
+                        await self._write(encoding, writer, state)
+                    publish = partial(writer.publish, item)
+                    outcome, report = await loop.run_in_executor(self._publish, publish)
+                    return LeaseResult(outcome=outcome, report=report)
+        finally:
+            for _, task in encoding:
+                task.cancel()
         raise RuntimeError(f"the stream of {lease.shard} ended without End")
 
-    def _encode(self, pack: Pack, writer: ShardWriter) -> None:
-        self._encoding_since = time.monotonic()
-        block = encode_pack(pack, self._encoder, self._plan)
-        self._encoding_since = None
-        self._busy_s += block.seconds
-        writer.add(pack, block, self._encoder.explain)
+    async def _encode(self, pack: Pack) -> EmbeddingBlock:
+        pack.batch.check_grids(self._plan.model.geometry)
+        return await self._passes.encode(pack.batch)
+
+    async def _write(
+        self,
+        encoding: deque[tuple[Pack, asyncio.Task[EmbeddingBlock]]],
+        writer: ShardWriter,
+        state: LeaseState,
+    ) -> None:
+        """Waits for the oldest of a lease's packs and gives its vectors to the writer."""
+        pack, task = encoding.popleft()
+        block = await task
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._rows, writer.add, pack, block, self._encoder.explain)
+        state.images += pack.batch.num_images
+        state.tokens += pack.batch.num_tokens
+        state.encoding, state.last_item = len(encoding), time.monotonic()
 
 
 def _load(plan: RunPlan, storage: Storage) -> encoder_library.Encoder:

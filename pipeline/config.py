@@ -159,7 +159,7 @@ class PackingConfig(Section):
     streams_per_encoder: PositiveInt = 128
     """Shards an Encoder has open at most: one GPU eats the streams of 15 to 100 cores."""
     packs_in_flight: PositiveInt = 2
-    """Finished packs a stream may hold in the object store before it waits."""
+    """Packs of a stream that are finished and wait to be encoded; with so many it waits."""
 
 
 class EncoderPool(Section):

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from encoder.batch import PackMismatchError
-from pipeline.actors import StreamLostError
+from pipeline.actors import DeviceLostError, StreamLostError
 from pipeline.clean import remove_stale_rejects
 from pipeline.cluster import draining_nodes
 from pipeline.errors import (
@@ -79,7 +79,11 @@ class _LeaseLoop:
         self._open: dict[Any, Lease] = {}  # by the reference of run_lease
         self._storage = storage
         self._quarantined = failed_urls(storage, plan.output)
-        self.progress = Progress(total=work.total, already_done=work.total - len(work.pending))
+        self.progress = Progress(
+            total=work.total,
+            already_done=work.total - len(work.pending),
+            token_budget=plan.config.packing.token_budget,
+        )
         workers, packing = plan.config.workers, plan.config.packing
         self._encoders = Pool(
             "Encoder",
@@ -166,8 +170,8 @@ class _LeaseLoop:
             self._failed(lease, own)
         except StreamLostError as error:
             self._was_lost(lease, _own_error(error), self._preprocessors, preprocessor)
-        except RayActorError as error:
-            self._was_lost(lease, error, self._encoders, encoder)
+        except (RayActorError, DeviceLostError) as error:
+            self._was_lost(lease, _own_error(error), self._encoders, encoder)
         else:
             self._count(lease, result)
         finally:
@@ -223,6 +227,7 @@ class _LeaseLoop:
         progress.read += report.read
         progress.embedded += report.embedded
         progress.tokens += report.tokens
+        progress.passes += report.passes
         progress.rejected.update(report.rejected)
         self._reject_share.add(report)
 
@@ -258,7 +263,7 @@ class _LeaseLoop:
         """Kills the actor behind a stall; its leases fail with it and go back to the queue."""
         limit = self._plan.config.limits.stall_timeout_s
         if state.encoding_for_s > limit:
-            log.error("an Encoder has encoded one pack for %.0f s: it hangs", state.encoding_for_s)
+            log.error("a forward pass has run for %.0f s: its Encoder hangs", state.encoding_for_s)
             ray.kill(member.handle)
             return
         for lease, idle_s in zip(state.leases, state.idle_s, strict=True):

@@ -17,6 +17,7 @@ class LeaseState:
     attempt: str
     images: int = 0
     tokens: int = 0
+    encoding: int = 0  # packs that are with the encoder
     blocked_s: float = 0.0  # the stream waited for this Encoder
     last_item: float = field(default_factory=time.monotonic)
 
@@ -26,9 +27,9 @@ class EncoderState:
     """A heartbeat. Ages are in seconds: clocks of two nodes are never compared."""
 
     busy_s: float  # spent encoding since the start
-    encoding_for_s: float  # age of the pack that is being encoded, 0 for none
+    encoding_for_s: float  # age of the forward pass that runs, 0 for none
     leases: tuple[LeaseState, ...]
-    idle_s: tuple[float, ...]  # for each lease, since its last item
+    idle_s: tuple[float, ...]  # for each lease, since when it waits for its stream
 
 
 def idle_s_of(states: Mapping[K, EncoderState], attempt: str) -> float:

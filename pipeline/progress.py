@@ -104,7 +104,7 @@ def summary(progress: Progress, output: str) -> str:
         f"{progress.read:,} images read = {progress.embedded:,} embedded + "
         f"{progress.rejected.total():,} rejected ({_rejects(progress)})",
         f"{progress.embedded / seconds:,.1f} images/s, {progress.tokens / seconds:,.0f} tokens/s, "
-        f"{seconds:,.1f} s",
+        f"forward passes {progress.fill:.0%} full, {seconds:,.1f} s",
         f"embeddings: {output}/embeddings/",
     ]
     for shard, cause in progress.failed.items():

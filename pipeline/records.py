@@ -88,7 +88,8 @@ class RowInfo:
 class EmbeddingBlock:
     ids: tuple[SampleId, ...]  # [N], same order and length as the pack
     vectors: NDArray[np.floating]  # [N, D]; [T, D] where the output is tokens
-    seconds: float = 0.0  # that the encoder took for it
+    seconds: float  # of the encoder's time
+    passes: float  # its share of the forward passes that it was in, by tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +104,12 @@ class ShardReport:
     read: int
     embedded: int
     tokens: int  # of the packed images
-    packs: int
     rejected: Mapping[str, int]  # by RejectReason value
     skipped: Mapping[str, int]  # members that are no sample: directories, links, resource forks
     warnings: Mapping[str, int]
     bytes_read: int
     seconds: Mapping[str, float]  # by phase
+    passes: float = 0.0  # forward passes that held the packed images; 0.25 of one shared with others
     examples: Mapping[str, str] = field(default_factory=dict)  # one rejection by reason, as text
 
     @property

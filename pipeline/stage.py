@@ -62,7 +62,6 @@ class _Tally:
     read: int = 0
     packed: int = 0
     tokens: int = 0
-    packs: int = 0
     consecutive: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -125,7 +124,6 @@ def prepare_shard(
             tally.seconds["pack"] += time.perf_counter() - start
             tally.packed += pack.batch.num_images
             tally.tokens += pack.batch.num_tokens
-            tally.packs += 1
             start = time.perf_counter()
             yield replace(pack, blocked_s=tally.seconds["blocked"])
             tally.seconds["blocked"] += time.perf_counter() - start
@@ -135,7 +133,6 @@ def prepare_shard(
             read=tally.read,
             embedded=tally.packed,
             tokens=tally.tokens,
-            packs=tally.packs,
             rejected=dict(tally.rejected),
             skipped=dict(samples.skipped),
             warnings=dict(samples.warnings),
@@ -238,7 +235,8 @@ def encode_pack(pack: Pack, encode: Encode, plan: RunPlan) -> EmbeddingBlock:
     ids: tuple[Any, ...] = pack.batch.ids
     start = time.perf_counter()
     vectors = encode(pack.batch)
-    return EmbeddingBlock(ids=ids, vectors=vectors, seconds=time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return EmbeddingBlock(ids=ids, vectors=vectors, seconds=seconds, passes=1.0)
 
 
 def run_plain(

@@ -40,11 +40,13 @@ class Progress:
 
     total: int
     already_done: int
+    token_budget: int  # of a forward pass
     done: int = 0
     lost: int = 0  # shards that another run published first
     read: int = 0
     embedded: int = 0
     tokens: int = 0
+    passes: float = 0.0  # forward passes that held them
     rejected: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)  # shard -> last error
     open_images: int = 0  # encoded in leases that are still open
@@ -53,6 +55,11 @@ class Progress:
     preprocessors: int = 0
     leases: int = 0
     started: float = field(default_factory=time.monotonic)
+
+    @property
+    def fill(self) -> float:
+        """How full the forward passes of finished shards were, of 1."""
+        return self.tokens / (self.passes * self.token_budget) if self.passes else 0.0
 
     @property
     def remaining(self) -> int:

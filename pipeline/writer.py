@@ -89,6 +89,7 @@ class ShardWriter:
         self._rejects_writer: pq.ParquetWriter | None = None
         self._started = _now()
         self._seconds = {"encode": 0.0, "write": 0.0}
+        self._passes = 0.0
         with _spooling(), ExitStack() as stack:
             folder = stack.enter_context(spool_folder())
             self._rows_file = folder / "rows.parquet"
@@ -158,6 +159,7 @@ class ShardWriter:
             )
         self._drain()
         self._seconds["encode"] += block.seconds
+        self._passes += block.passes
         self._seconds["write"] += time.perf_counter() - start
 
     def reject(self, items: Sequence[Rejection]) -> None:
@@ -193,7 +195,7 @@ class ShardWriter:
             "warnings": dict(report.warnings),
             "seconds": {name: round(value, 4) for name, value in report.seconds.items()},
             "tokens": report.tokens,
-            "passes": report.packs,
+            "passes": round(report.passes, 4),
             "started": self._started,
             "finished": _now(),
         }
@@ -267,6 +269,7 @@ class ShardWriter:
             rejected=dict(self._rejected),
             examples=self._examples,
             seconds={**end.report.seconds, **self._seconds},
+            passes=self._passes,
         )
         non_finite = self._rejected[RejectReason.NON_FINITE.value]
         if (

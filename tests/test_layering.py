@@ -35,8 +35,8 @@ LAYERS = [
         # the parts of the stage
         "pipeline.decode pipeline.objectstore pipeline.packing pipeline.shards",
         "pipeline.preprocess pipeline.storage",
-        "pipeline.checkpoint_cache pipeline.decoder_child pipeline.footer pipeline.manifest pipeline.specs "
-        "pipeline.spool",
+        "pipeline.checkpoint_cache pipeline.decoder_child pipeline.footer pipeline.manifest "
+        "pipeline.passes pipeline.specs pipeline.spool",
         "pipeline.quarantine pipeline.run_record pipeline.writer",
         "pipeline.clean pipeline.inspection pipeline.output_size pipeline.reject_limits "
         "pipeline.verify_shard",
@@ -73,6 +73,7 @@ IMPORT_TORCH = {
     "encoder.transfer",
     "encoder.weights",
     "pipeline.actors",
+    "pipeline.passes",
     "pipeline.reembed",
     "pipeline.resize",
 }

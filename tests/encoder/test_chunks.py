@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder.chunks import chunk_images, count_fitting, fill_rows, list_images, sort_by_length
+from encoder.chunks import chunk_images, fill_rows, list_images, sort_by_length
 
 
 @pytest.fixture
@@ -49,19 +49,3 @@ def test_chunks_are_neighbours_within_the_bound_and_as_full_as_that_allows(lengt
         assert count <= most or len(chunk) == 1
     for count, following in zip(tokens, chunks[1:], strict=False):
         assert count + following[0].length > most
-
-
-@pytest.mark.parametrize(
-    ("tokens", "count"),
-    [
-        ([], 0),
-        ([50], 1),
-        ([4, 4, 4], 2),
-        ([10, 1], 1),
-        ([3, 7, 1], 2),
-        ([11, 1], 1),
-        ([1, 11, 1], 1),
-    ],
-)
-def test_packs_that_share_a_pass_never_exceed_it_together(tokens, count):
-    assert count_fitting(tokens, 10) == count

@@ -32,7 +32,6 @@ from transformers import SiglipVisionConfig, SiglipVisionModel
 
 from encoder.batch import PackedBatch
 from encoder.infer import load_encoder
-from encoder.non_finite import one_image
 from encoder.output import Output
 
 
@@ -112,7 +111,7 @@ def _alone(folder: Path, pack: PackedBatch, **options: Any) -> float:
     """The largest difference between an image alone and the same image in the pack."""
     dtype = options.pop("dtype", "float32")
     encoder = load_encoder(folder, device="cpu", dtype=dtype, output=Output(), **options)
-    alone = np.concatenate([encoder(one_image(pack, i)) for i in range(pack.num_images)])
+    alone = np.concatenate([encoder(pack.part(i, i + 1)) for i in range(pack.num_images)])
     return worst_image(alone, encoder(pack))
 
 

@@ -143,7 +143,6 @@ class Output:
             read=read,
             embedded=embedded,
             tokens=embedded,
-            packs=1,
             rejected={},
             skipped={},
             warnings={},

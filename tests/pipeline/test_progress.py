@@ -18,7 +18,7 @@ from pipeline.work import Progress
 logging.basicConfig(format="%(message)s", stream=sys.stderr)
 with Display(Console(stderr=True, highlight=False)) as display:
     for done in range(3):
-        display.show(Progress(total=3, already_done=0, done=done))
+        display.show(Progress(total=3, already_done=0, token_budget=16_384, done=done))
         time.sleep(0.3)
         logging.warning("a line of the log")
 logging.warning("after the display")

@@ -29,7 +29,6 @@ def report(**counts):
     values = {"read": 3, "embedded": 2, "rejected": {"no_image": 1}, "tokens": 9, **counts}
     return ShardReport(
         shard=ID.shard,
-        packs=1,
         skipped={},
         warnings={},
         bytes_read=9,

@@ -19,7 +19,6 @@ def report(read, examples=EXAMPLES, **rejected):
         read=read,
         embedded=read - sum(rejected.values()),
         tokens=0,
-        packs=0,
         rejected=rejected,
         skipped={},
         warnings={},
