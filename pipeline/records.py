@@ -109,7 +109,9 @@ class ShardReport:
     warnings: Mapping[str, int]
     bytes_read: int
     seconds: Mapping[str, float]  # by phase
-    passes: float = 0.0  # forward passes that held the packed images; 0.25 of one shared with others
+    passes: float = (
+        0.0  # forward passes that held the packed images; 0.25 of one shared with others
+    )
     examples: Mapping[str, str] = field(default_factory=dict)  # one rejection by reason, as text
 
     @property

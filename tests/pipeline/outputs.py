@@ -135,7 +135,8 @@ class Output:
             RowInfo(index=first_index + number, truncated=False, metadata={})
             for number in range(len(ids))
         )
-        return Pack(batch=make_batch(ids), rows=rows), EmbeddingBlock(ids=ids, vectors=vectors)
+        block = EmbeddingBlock(ids=ids, vectors=vectors, seconds=0.0, passes=1.0)
+        return Pack(batch=make_batch(ids), rows=rows), block
 
     def end(self, name, *, read, embedded, complete=True) -> End:
         report = ShardReport(

@@ -220,8 +220,10 @@ def test_small_packs_wait_for_the_running_pass_and_then_share_one(encoder):
         gate.let_one_pass()
         await gate.entered()  # the second starts without anything new
         gate.let_one_pass()
-        await asyncio.gather(*tasks)
+        seconds = [block.seconds for block in await asyncio.gather(*tasks)]
         assert passes.running_for_s == 0 < passes.busy_s
+        assert sum(seconds) == pytest.approx(passes.busy_s)
+        assert seconds[1] == pytest.approx(seconds[2])  # equal parts of one pass
 
     asyncio.run(run())
     assert submit.tokens == [40, 80]
