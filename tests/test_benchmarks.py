@@ -1,6 +1,7 @@
 """The benchmarks run to their end at small size. Their figures are not looked at."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 PHOTOS = REPOSITORY / "pipeline" / "demo_photos"
+CORPORA = Path(os.environ.get("EMBEDMILL_CORPORA", REPOSITORY.parent / "shared" / "corpora"))
 
 
 def run(script, *arguments) -> dict:
@@ -51,16 +53,36 @@ def test_encoder_cpu():
         assert all(0 < m["loaded"] <= m["peak"] for m in figures["memory_mib"].values())
 
 
+def figures_of(folder, script, *arguments) -> dict:
+    """What a benchmark writes to --json."""
+    path = folder / "figures.json"
+    command = [sys.executable, REPOSITORY / "benchmarks" / script, *arguments, "--json", path]
+    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=environment, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())
+
+
 def test_preprocess(tmp_path):
     """Where torchvision is missing, as in the default installation, two engines are left out."""
-    path = tmp_path / "figures.json"
-    script = REPOSITORY / "benchmarks" / "preprocess.py"
-    command = [sys.executable, script, PHOTOS, "--rounds", "1", "--json", path]
-    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "", "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, capture_output=True, env=environment, timeout=100)
-    figures = json.loads(path.read_text())
+    figures = figures_of(tmp_path, "preprocess.py", PHOTOS, "--rounds", 1)
     rates = figures["classes"]["all"]["images_per_cpu_s"]
     assert len(rates) + len(figures["missing"]) == 6
     assert rates.keys() >= {"embedmill exact", "embedmill reduced", "Pillow decoding alone"}
     assert all(rate > 0 for rate in rates.values())
     assert all(value >= 0 for spent in figures["stages"].values() for value in spent.values())
+
+
+@pytest.mark.corpus
+@pytest.mark.skipif(not CORPORA.is_dir(), reason=f"no corpora in {CORPORA}")
+def test_packing(tmp_path):
+    sizes = "--images", 3000, "--budgets", 16384
+    workloads = figures_of(tmp_path, "packing.py", CORPORA, *sizes)["workloads"]
+    assert workloads.keys() >= {"uniform 256", "mix 64-1024", "photos, 256 patches"}
+    for figures in workloads.values():
+        fill = figures["budgets"]["16384"]
+        assert 0.98 <= fill["stream"] <= 1
+        assert fill["shards_100"] < fill["shards_1000"] < fill["stream"]
+        assert 0 <= figures["padding"]["to_the_largest_of_32"] < 0.5
