@@ -8,7 +8,8 @@ pinned memory. Then, for each model and workload, both engines get the same imag
 weights: embedmill as packs of 16,384 tokens in order of arrival, from bytes in host memory to
 vectors in host memory; transformers as batches of 64 images padded to their longest, with pixels
 normalised and pinned beforehand. Last come correctness, and the test that nothing waits for the
-device while work is queued. Without a GPU it runs to its end on the CPU, in float32. Prints JSON.
+device while work is queued. Without a GPU it runs to its end on the CPU, in float32. Prints
+JSON; with --out it writes after each model, so that a run that is cut off leaves what it has.
 """
 
 import argparse
@@ -58,16 +59,15 @@ def main() -> None:
         "versions": {name: version(name) for name in ("torch", "transformers", "numpy")},
         "images": options.images,
         "card": card,
-        "models": {
-            model: _model(model, packs, padded, device, card["matrix_tflops"], options)
-            for model in options.models
-        },
+        "models": {},
     }
-    result["targets"] = _targets(result["models"])
-    text = json.dumps(result, indent=2)
-    if options.out:
-        options.out.write_text(text + "\n")
-    print(text)
+    for model in options.models:
+        figures = _model(model, packs, padded, device, card["matrix_tflops"], options)
+        result["models"][model] = figures
+        result["targets"] = _targets(result["models"])
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
 
 
 def _card(device: torch.device, seconds: float) -> dict[str, float]:
@@ -111,7 +111,7 @@ def _model(
         checkpoint = write_seeded_checkpoint(folder, **MODELS[name])
         found = _embedmill(checkpoint, packs, device, matrix_tflops, options)
         found["theirs"] = _transformers(checkpoint, padded, device, options.seconds)
-        found["correctness"] = _correctness(checkpoint, padded["256"][0], device)
+        found["correctness"] = _correctness(checkpoint, _first(padded), device)
     speeds = [found[engine] for engine in ("ours", "theirs")]
     found["ratio"] = {
         workload: round(
@@ -134,16 +134,18 @@ def _embedmill(
     for workload, batches in packs.items():
         figures = _measure(partial(_ours, encoder), batches, device, options.seconds)
         tflops = figures["images_per_s"] * _flops_per_image(encoder.config, batches) / 1e12
-        sent = sum(batch.pixel_values.nbytes for batch in batches)
+        sent = sum(batch.pixel_values.nbytes + batch.cu_seqlens.nbytes for batch in batches)
         speeds[workload] = figures | {
             "tokens_per_s": _tokens_per_s(figures, batches),
             "model_tflops": round(tflops, 3),
             "matrix_share": round(tflops / matrix_tflops, 3),
             "host_to_device_mb": round(sent / 1e6, 1),
         }
-    found = {"ours": speeds, "sync_test": _sync_test(encoder, packs["256"][0])}
+    found = {"ours": speeds, "sync_test": _sync_test(encoder, _first(packs))}
     if options.compile:
-        found["compiled_mlp"] = _compiled(encoder, packs["256"], device, options.seconds)
+        found["compiled_mlp"] = _compiled(
+            encoder, next(iter(packs.values())), device, options.seconds
+        )
     return found
 
 
@@ -307,6 +309,10 @@ def _packs(images: list, patches: list[int], tokens: int) -> Iterator[PackedBatc
         start = end
 
 
+def _first(workloads: dict[str, list[PackedBatch]]) -> PackedBatch:
+    return next(iter(workloads.values()))[0]
+
+
 def _batches(images: list, patches: list[int], count: int) -> Iterator[PackedBatch]:
     for start in range(0, len(images), count):
         yield make_pack(images[start : start + count], patches[start : start + count])
@@ -324,7 +330,7 @@ def _wait(device: torch.device) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["base", "so400m"])
-    parser.add_argument("--workloads", nargs="+", default=WORKLOADS)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--pack-tokens", type=int, default=PACK_TOKENS)
     parser.add_argument("--padded-images", type=int, default=PADDED_IMAGES)

@@ -223,6 +223,7 @@ def _load(plan: RunPlan, storage: Storage) -> encoder_library.Encoder:
         attention=plan.config.model.attention,
         prefix=plan.config.model.prefix,
         output=wanted_output(plan.config.output),
+        forward_tokens=plan.config.model.forward_tokens,
     )
     if encoder.digest != plan.model.digest:
         raise CheckpointError(

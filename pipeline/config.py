@@ -125,6 +125,9 @@ class ModelConfig(Section):
     """auto: bfloat16 where Encoders have a GPU, float32 on CPU."""
     attention: Literal["auto", "reference", "sdpa", "varlen"] = "auto"
     """auto: varlen on CUDA, sdpa on CPU. What it became is logged and recorded."""
+    forward_tokens: PositiveInt | None = None
+    """Tokens that the device computes at once at most; larger packs are cut. null: on CUDA what
+    half of the free memory holds, at most 65,536; on a CPU 4,096."""
 
 
 class PreprocessConfig(Section):

@@ -40,6 +40,16 @@ def test_encoder_gpu_runs_to_its_end_without_a_gpu():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_encoder_gpu_writes_what_it_has(tmp_path):
+    sizes = ["--images", 3, "--pack-tokens", 1024, "--padded-images", 3, "--seconds", 0]
+    out = tmp_path / "figures.json"
+    result = run("encoder_gpu.py", "--models", "tiny", "--workloads", "mixed", "--out", out, *sizes)
+    assert json.loads(out.read_text()) == result
+    assert result["models"]["tiny"]["ours"].keys() == {"mixed"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_encoder_cpu():
     sizes = ["--images", 8, "--batch", 4, "--pair", 4, "--rounds", 1, "--threads", 1]
     result = run("encoder_cpu.py", PHOTOS, "--model", "tiny", *sizes)
