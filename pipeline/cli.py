@@ -19,7 +19,7 @@ from rich.console import Console
 
 from encoder.batch import PackMismatchError
 from encoder.config import CheckpointError
-from pipeline.cli_input import inspect, plan
+from pipeline.cli_input import inspect, plan, schema
 from pipeline.cli_options import ConfigArgument, SetOption
 from pipeline.cli_output import clean, verify
 from pipeline.config import RunConfig
@@ -81,7 +81,7 @@ def demo(
     _run(parse_config(text, overrides, name="the demo's configuration"))
 
 
-for command in (plan, inspect, verify, clean):
+for command in (plan, inspect, verify, clean, schema):
     app.command()(command)
 
 

@@ -1,5 +1,6 @@
-"""The commands before a run: plan and inspect. Neither writes anything."""
+"""The commands before a run: plan, inspect and schema. None writes anything."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -72,3 +73,14 @@ def inspect(
         show_table(findings, summary, Console(highlight=False))
     if summary.failed:
         raise typer.Exit(1)
+
+
+def schema(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The reference for people, docs/configuration.md.")
+    ] = False,
+) -> None:
+    """Print the JSON schema of the configuration, for editors and other checkers."""
+    from pipeline.config_reference import config_reference, config_schema
+
+    print(config_reference().rstrip() if markdown else json.dumps(config_schema(), indent=2))

@@ -44,6 +44,8 @@ class Section(BaseModel):
 
 
 class MetadataColumn(Section):
+    """A column of the output that is taken from the sample's other members."""
+
     name: str
     """Column name in the output."""
     member: str = "json"
@@ -51,11 +53,18 @@ class MetadataColumn(Section):
     field: str | None = None
     """Field of a JSON member, dots go into nested objects; null takes the whole member as text."""
     type: Literal["string", "int64", "float64", "bool", "json"] = "string"
+    """Type of the column; json keeps nested objects and lists as JSON text."""
     required: bool = False
     """A sample without it is rejected (missing_metadata); otherwise null and a counted warning."""
 
 
 class InputConfig(Section):
+    """What is read. One of shards and shards_file must be given, or both."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["shards"]}, {"required": ["shards_file"]}]}
+    )
+
     shards: Url | list[Url] = Field(default_factory=list, repr=False)
     """WebDataset tar shards: one or a list of paths or URLs, with brace ranges and globs."""
     shards_file: Url | None = Field(default=None, repr=False)
@@ -68,6 +77,7 @@ class InputConfig(Section):
     on_truncated: Literal["fail", "keep"] = "fail"
     """keep publishes what was whole in a truncated tar and marks the output incomplete."""
     metadata: list[MetadataColumn] = Field(default_factory=list)
+    """Further columns of the output; empty: none."""
 
     @model_validator(mode="after")
     def _some_shards(self) -> Self:
@@ -88,7 +98,10 @@ class InputConfig(Section):
 
 
 class OutputConfig(Section):
+    """What is written, and where."""
+
     path: Url = Field(repr=False)
+    """Folder or storage URL. It belongs to one run; the same run continues in it."""
     vectors: Literal["pooled", "mean", "tokens"] = "pooled"
     """pooled: the pooling head's vector; mean: of an image's tokens; tokens: all of them."""
     layers: list[int] | None = None
@@ -115,6 +128,8 @@ class OutputConfig(Section):
 
 
 class ModelConfig(Section):
+    """Which weights encode, and how they compute."""
+
     checkpoint: Url = Field(repr=False)
     """Folder with config.json and *.safetensors, Hugging Face id, or storage URL."""
     revision: str | None = None
@@ -131,6 +146,8 @@ class ModelConfig(Section):
 
 
 class PreprocessConfig(Section):
+    """How an image file becomes patches."""
+
     max_num_patches: PositiveInt | None = None
     """Patches per image at most, for NaFlex checkpoints, which were trained up to 1024. null: what
     the checkpoint's preprocessor_config.json says, 256 in all that are published."""
@@ -150,11 +167,14 @@ class PreprocessConfig(Section):
     """Checked in the header, before decoding. The default is where Pillow refuses; decoders need 3
     bytes for each pixel (JPEG), 7 (most), 16 (WebP): up to 2.7 GiB for an image at the limit."""
     max_image_bytes: PositiveInt = 256 << 20
+    """A larger file is rejected unread: each Preprocessor holds a whole file in memory."""
     decode_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds one image may take. An honest photo at the pixel limit needs 4 to 16."""
 
 
 class PackingConfig(Section):
+    """How images share a pack. Nothing here changes a vector."""
+
     token_budget: PositiveInt = 16_384
     """Tokens in one pack at most: 64 images of 256 patches, 12.6 MB of uint8."""
     look_ahead: Annotated[int, Field(ge=0)] = 64
@@ -166,10 +186,16 @@ class PackingConfig(Section):
 
 
 class EncoderPool(Section):
+    """The actors that run the model."""
+
     min: Annotated[int, Field(ge=0)] = 1
+    """So many are kept while there are shards for them."""
     max: PositiveInt = 1
+    """As many as there are GPUs that the run may use."""
     num_gpus: Annotated[float, Field(ge=0)] = 1
+    """GPUs of one Encoder, as Ray counts them; 0 on machines without."""
     num_cpus: Annotated[float, Field(gt=0)] = 1
+    """Cores of one Encoder, as Ray counts them; on CPU also its threads."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto: cuda where num_gpus > 0, else cpu."""
     accelerator_type: str | None = None
@@ -184,9 +210,14 @@ class EncoderPool(Section):
 
 
 class PreprocessorPool(Section):
+    """The actors that read shards and prepare images."""
+
     min: PositiveInt = 1
+    """The run begins with so many."""
     max: PositiveInt = 2
+    """Decoding is the limit of most runs: the cores that there are, less one for each Encoder."""
     num_cpus: Annotated[float, Field(gt=0)] = 1
+    """Cores of one Preprocessor, as Ray counts them. It works in one thread."""
     label_selector: dict[str, str] = Field(default_factory=dict)
     """Ray node labels that the node must have; replaces the placement near Encoders."""
 
@@ -197,6 +228,8 @@ class PreprocessorPool(Section):
 
 
 class WorkersConfig(Section):
+    """Sizes and places of the two pools of actors."""
+
     encoders: EncoderPool = Field(default_factory=EncoderPool)
     preprocessors: PreprocessorPool = Field(default_factory=PreprocessorPool)
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -204,8 +237,11 @@ class WorkersConfig(Section):
 
 
 class RayConfig(Section):
+    """Which Ray is used."""
+
     address: str | None = None
-    """null: the job's cluster, or a Ray of its own on this machine."""
+    """host:port, auto or ray://...; null: the job's cluster, or a Ray of its own on this machine.
+    """
 
 
 class StorageConfig(Section):
@@ -234,17 +270,23 @@ class StorageConfig(Section):
 
 
 class LimitsConfig(Section):
+    """When a run stops by itself, and when it gives up a shard."""
+
     max_reject_share: Fraction = 0.5
     """Of all images read, once min_images_for_share were; above it the run stops."""
     min_images_for_share: PositiveInt = 1000
+    """Before so many images were read the share says little."""
     max_consecutive_rejects: PositiveInt = 500
     """In one shard's stream; a wrong setting rejects everything."""
     shard_attempts: PositiveInt = 3
     """Then the shard is quarantined and the run goes on without it."""
     stall_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds without a pack after which a worker is taken to hang, ended and replaced."""
 
 
 class RunConfig(Section):
+    """A whole run: one YAML file. Unknown keys are refused, values are never converted."""
+
     input: InputConfig
     output: OutputConfig
     model: ModelConfig

@@ -30,7 +30,7 @@ LAYERS = [
         "pipeline.urls",
         "pipeline.config pipeline.heartbeat pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
         "pipeline.store_errors pipeline.tar",
-        "pipeline.config_file pipeline.image_header pipeline.metadata pipeline.stores "
+        "pipeline.config_file pipeline.config_reference pipeline.image_header pipeline.metadata pipeline.stores "
         "pipeline.tables",
         # the parts of the stage
         "pipeline.decode pipeline.objectstore pipeline.packing pipeline.shards",
