@@ -7,6 +7,8 @@ the longest of the 32. Each engine lives in a process of its own, and the two ta
 the same 128 images through one and then the other. What is timed is, for embedmill, all from the
 pack of bytes to the vectors; for transformers the model alone, with its inputs at hand. Prints
 JSON: images/s, the ratio with its 95 % bootstrap interval over pairs, peak memory of each process.
+
+`--engines embedmill embedmill:16384` compares with forward passes of another size instead.
 """
 
 import argparse
@@ -27,7 +29,6 @@ import numpy as np
 from encoder_inputs import MODELS, budgets, load_pack, make_pack, photos, save_pack
 from paired import ratio
 
-ENGINES = ("embedmill", "transformers")
 WORKLOADS = ("256", "mixed")
 
 
@@ -47,6 +48,7 @@ def main() -> None:
             "model": MODELS[options.model],
             "images": options.images,
             "images_at_a_time": options.batch,
+            "engines": options.engines,
             "workloads": {name: _measure(name, folder, options) for name in options.workloads},
         }
     text = json.dumps(result, indent=2)
@@ -60,19 +62,20 @@ def _measure(workload: str, folder: Path, options: argparse.Namespace) -> dict[s
     count = max(1, options.pair // options.batch)
     pairs = [packs[i : i + count] for i in range(0, len(packs), count)] * options.rounds
     load_before = os.getloadavg()[0]
-    workers = {engine: Worker.start(engine, folder, options) for engine in ENGINES}
-    vectors = {engine: workers[engine].vectors(packs[0]) for engine in ENGINES}  # warms up too
-    seconds: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    engines = options.engines
+    workers = {engine: Worker.start(engine, folder, options) for engine in engines}
+    vectors = {engine: workers[engine].vectors(packs[0]) for engine in engines}  # warms up too
+    seconds: dict[str, list[float]] = {engine: [] for engine in engines}
     for number, part in enumerate(pairs):
-        for engine in ENGINES if number % 2 == 0 else ENGINES[::-1]:
+        for engine in engines if number % 2 == 0 else engines[::-1]:
             seconds[engine].append(workers[engine].seconds(part))
-    memory = {engine: workers[engine].stop() for engine in ENGINES}
+    memory = {engine: workers[engine].stop() for engine in engines}
     total = options.images * options.rounds
     return {
         "tokens": int(sum(load_pack(pack).num_tokens for pack in packs)),
         "padded_tokens": sum(_padded(pack) for pack in packs),
-        "images_per_s": {engine: round(total / sum(seconds[engine]), 2) for engine in ENGINES},
-        "ratio": ratio(seconds["transformers"], seconds["embedmill"]),
+        "images_per_s": {engine: round(total / sum(seconds[engine]), 2) for engine in engines},
+        "ratio": ratio(seconds[engines[1]], seconds[engines[0]]),
         "memory_mib": memory,
         "largest_difference": float(np.abs(np.subtract(*vectors.values())).max()),
         "load_average": [load_before, os.getloadavg()[0]],
@@ -147,10 +150,11 @@ def _work(options: argparse.Namespace) -> None:
 
     torch.set_num_threads(options.threads)
     checkpoint = options.photos / "model"
-    if options.worker == "embedmill":
+    name, _, tokens = options.worker.partition(":")
+    if name == "embedmill":
         from encoder.infer import load_encoder
 
-        run = load_encoder(checkpoint, device="cpu")
+        run = load_encoder(checkpoint, device="cpu", forward_tokens=int(tokens) if tokens else None)
         prepare = lambda pack: pack  # noqa: E731
     else:
         from padded_reference import PaddedReference
@@ -187,7 +191,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--engines", nargs=2, default=["embedmill", "transformers"])
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
