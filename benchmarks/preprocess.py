@@ -49,7 +49,7 @@ OURS = ("embedmill exact", "embedmill reduced")
 def main() -> None:
     options = _options()
     one_thread()
-    photos = {p.name: p.read_bytes() for p in sorted(options.photos.iterdir()) if _is_photo(p)}
+    photos = {p.name: p.read_bytes() for p in sorted(options.photos.iterdir()) if is_photo(p)}
     found, missing = engines()
     seconds = measure(list(photos.values()), found, options.rounds)
     result = {
@@ -232,7 +232,7 @@ def _ratio_text(figures: dict[str, Any], name: str) -> str:
     return f"{found['median']:.2f} ({low:.2f} to {high:.2f})"
 
 
-def _is_photo(path: Path) -> bool:
+def is_photo(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 

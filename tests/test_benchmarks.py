@@ -85,6 +85,14 @@ def test_preprocess(tmp_path):
     assert all(value >= 0 for spent in figures["stages"].values() for value in spent.values())
 
 
+def test_reduced_decode(tmp_path):
+    sizes = "--model", "tiny", "--patches", 64
+    figures = figures_of(tmp_path, "reduced_decode.py", PHOTOS, *sizes)
+    assert 2 <= figures["changed"] < figures["photos"]
+    assert 0.99 < figures["cosine"]["lowest"] < 1
+    assert 0 < figures["levels"]["mean"] < 3
+
+
 @pytest.mark.corpus
 @pytest.mark.skipif(not CORPORA.is_dir(), reason=f"no corpora in {CORPORA}")
 def test_packing(tmp_path):
