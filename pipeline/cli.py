@@ -21,7 +21,7 @@ from encoder.batch import PackMismatchError
 from encoder.config import CheckpointError
 from pipeline.cli_input import inspect, plan, schema
 from pipeline.cli_options import ConfigArgument, SetOption
-from pipeline.cli_output import clean, verify
+from pipeline.cli_output import clean, report, verify
 from pipeline.config import RunConfig
 from pipeline.config_file import load_config, parse_config
 from pipeline.errors import (
@@ -81,7 +81,7 @@ def demo(
     _run(parse_config(text, overrides, name="the demo's configuration"))
 
 
-for command in (plan, inspect, verify, clean, schema):
+for command in (plan, inspect, verify, report, clean, schema):
     app.command()(command)
 
 

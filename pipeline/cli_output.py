@@ -1,4 +1,4 @@
-"""The commands on the output of a run: verify and clean."""
+"""The commands on the output of a run: verify, report and clean."""
 
 import sys
 from pathlib import Path
@@ -55,6 +55,43 @@ def verify(
         show_table(report, Console(highlight=False))
     if not report.ok:
         raise typer.Exit(1)
+
+
+def report(
+    output: OutputArgument,
+    html: Annotated[
+        str, typer.Option("--html", metavar="PATH", help="The file to write; a URL will do.")
+    ] = "report.html",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Take the input shards and the store's options from this file.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write one HTML page on an output: run, counts, speed, images, rejects, embedding health.
+
+    The output may be unfinished. The page needs no network and no other file.
+    """
+    try:
+        from pipeline.report_page import render_page
+    except ModuleNotFoundError as error:
+        if error.name not in ("jinja2", "markupsafe", "matplotlib"):
+            raise
+        raise ConfigError(
+            f"report needs {error.name}, which is not installed: pip install 'embedmill[report]'"
+        ) from error
+    from pipeline.report import make_report
+    from pipeline.run_record import open_output
+    from pipeline.verify import input_shards
+
+    loaded = load_config(config) if config else None
+    storage, url, record = open_output(output, loaded)
+    inputs, unknown = input_shards(storage, record, specs=None, config=loaded)
+    page = render_page(make_report(storage, url, record, inputs, unknown)).encode(errors="replace")
+    storage.put(html, page)
+    print(f"wrote {html} ({len(page):,} bytes)")
 
 
 def clean(

@@ -53,13 +53,20 @@ def read_failures(storage: Storage, output: str) -> Iterator[FailedShard]:
     Raises OutputError for an object that is no such record.
     """
     for url in sorted(failed_urls(storage, output)):
-        try:
-            yield FailedShard(**json.loads(storage.read(url)))
-        except StorageError as error:
-            if error.kind != "not_found":  # it succeeded meanwhile
-                raise
-        except (ValueError, TypeError) as error:
-            raise OutputError(f"{url} must be the record of a failed shard: {error}") from error
+        if (failure := read_failure(storage, url)) is not None:
+            yield failure
+
+
+def read_failure(storage: Storage, url: str) -> FailedShard | None:
+    """One record; None where its shard succeeded meanwhile. Raises OutputError for what is none."""
+    try:
+        return FailedShard(**json.loads(storage.read(url)))
+    except StorageError as error:
+        if error.kind != "not_found":
+            raise
+        return None
+    except (ValueError, TypeError) as error:
+        raise OutputError(f"{url} must be the record of a failed shard: {error}") from error
 
 
 def remove_failure(storage: Storage, output: str, shard: str) -> None:

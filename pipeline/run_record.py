@@ -23,6 +23,7 @@ class RunRecord:
     model: ModelFacts
     config: RunConfig  # as resolved, without its secrets
     versions: Mapping[str, str]
+    created: str = ""  # UTC, ISO 8601
 
     @property
     def kernel(self) -> Literal["torch", "pillow"]:
@@ -57,6 +58,7 @@ def read_run(storage: Storage, output: str) -> RunRecord:
             model=_model_facts(stored["model"]),
             config=validate_config(_as_given(stored["config"]), name=url),
             versions=stored["versions"],
+            created=stored.get("created", ""),
         )
     except StorageError as error:
         if error.kind != "not_found":

@@ -64,6 +64,15 @@ class Storage:
         start = max(0, info.size - size)
         return bytes(self._try(lambda: backend.read_range(place, info, start, info.size)))
 
+    def read_range(self, info: ObjectInfo, start: int, end: int) -> bytes:
+        """Bytes [start, end) of the version that `info` told of, none of them beyond its end.
+
+        Raises StorageError: `changed` where the object is no longer that version.
+        """
+        place = locate(info.url)
+        backend = self._backend(place)
+        return bytes(self._try(lambda: backend.read_range(place, info, start, end)))
+
     def open(self, url: str) -> RangedReader:
         """A stream over the version that is there now, read in ranges of storage.range_mib.
 

@@ -26,7 +26,8 @@ LAYERS = [
         "encoder.infer pipeline.errors pipeline.scaling",
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
-        "pipeline.orientation pipeline.parallel pipeline.retry pipeline.sniff pipeline.tar_header "
+        "pipeline.orientation pipeline.parallel pipeline.report_health pipeline.report_plots "
+        "pipeline.report_times pipeline.report_words pipeline.retry pipeline.sniff pipeline.tar_header "
         "pipeline.urls",
         "pipeline.config pipeline.heartbeat pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
         "pipeline.store_errors pipeline.tar",
@@ -36,13 +37,18 @@ LAYERS = [
         "pipeline.decode pipeline.objectstore pipeline.packing pipeline.shards",
         "pipeline.preprocess pipeline.storage",
         "pipeline.checkpoint_cache pipeline.decoder_child pipeline.footer pipeline.manifest "
-        "pipeline.passes pipeline.specs pipeline.spool",
+        "pipeline.object_file pipeline.passes pipeline.report_pictures pipeline.specs "
+        "pipeline.spool",
         "pipeline.quarantine pipeline.run_record pipeline.writer",
         "pipeline.clean pipeline.inspection pipeline.output_size pipeline.reject_limits "
         "pipeline.verify_shard",
         "pipeline.stage",
         "pipeline.verify",
-        "pipeline.reembed pipeline.verify_view",
+        "pipeline.reembed pipeline.report_facts pipeline.report_sample pipeline.verify_view",
+        # the report of an output
+        "pipeline.report",
+        "pipeline.report_figures",
+        "pipeline.report_page",
         "pipeline.actors pipeline.inspection_view pipeline.work",
         # the cluster
         "pipeline.cluster pipeline.demo pipeline.pools pipeline.progress pipeline.workers",
