@@ -35,7 +35,7 @@ class ShardLine:
     read: int
     rejected: int
     seconds: float  # from the beginning of its attempt until its rows were whole
-    fill: float | None  # of its packs; None where its footer does not tell
+    fill: float | None  # of its passes; None where its footer does not tell
     complete: bool
 
     @property
@@ -82,8 +82,8 @@ class Facts:
     embedded: int = 0
     input_bytes: int = 0
     tokens: int = 0
-    pack_room: int = 0  # passes times token budget
-    packed_tokens: int = 0  # of the shards whose footers tell that
+    room: float = 0.0  # passes times token budget
+    passed_tokens: int = 0  # of the shards whose footers tell that
     rejected: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     warnings: Counter[str] = field(default_factory=Counter)
@@ -112,8 +112,8 @@ class Facts:
 
     @property
     def fill(self) -> float | None:
-        """Share of all packs' room that holds tokens."""
-        return self.packed_tokens / self.pack_room if self.pack_room else None
+        """Share of the passes' token budget that held tokens."""
+        return self.passed_tokens / self.room if self.room else None
 
 
 def gather_facts(storage: Storage, output: str, record: RunRecord) -> Facts:
@@ -194,8 +194,8 @@ def _add_fill(facts: Facts, footer: Mapping[str, Any]) -> float | None:
     room = footer.get("passes", 0) * footer.get("token_budget", 0)
     if not room:
         return None
-    facts.pack_room += room
-    facts.packed_tokens += footer["tokens"]
+    facts.room += room
+    facts.passed_tokens += footer["tokens"]
     facts.fills.append(footer["tokens"] / room)
     return facts.fills[-1]
 

@@ -56,7 +56,7 @@ def speed_charts(facts: Facts, timeline: Timeline | None) -> list[Chart]:
 
 
 def accounting_charts(facts: Facts) -> list[Chart]:
-    """Rejects and pack fill, where there are any."""
+    """Rejects and the fill of passes, where there are any."""
     charts = [_rejects(facts.rejected)] if facts.rejected else []
     return charts + ([_fill(facts)] if facts.fill is not None else [])
 
@@ -147,9 +147,8 @@ def _phases(seconds: Mapping[str, float]) -> Chart:
 def _fill(facts: Facts) -> Chart:
     counts, edges = np.histogram(np.minimum(facts.fills, 1.0), bins=20, range=(0, 1))
     return Chart(
-        title="Pack fill",
-        text=f"Packs were {share_text(facts.fill or 0.0)} full in all; the last pack of a shard "
-        f"seldom is.",
+        title="Fill of forward passes",
+        text=f"Tokens took {share_text(facts.fill or 0.0)} of the token budget of all passes.",
         svg=area("fill", 100 * edges, counts, x="percent of the token budget", y="shards"),
         table=_binned(100 * edges, counts, "fill, %", "shards"),
     )

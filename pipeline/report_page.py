@@ -119,7 +119,7 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
         rate = facts.read / timeline.working_s if timeline.working_s else 0.0
         figures.append(("Images/s", f"{rate:,.1f}", f"in {duration_text(timeline.working_s)}"))
     if facts.fill is not None:
-        figures.append(("Pack fill", share_text(facts.fill), "of the token budget"))
+        figures.append(("Fill", share_text(facts.fill), "of the passes' token budget"))
     size = bytes_text(facts.output_bytes)
     figures.append(("Output", size, _per(facts.output_bytes, facts.embedded, "B a row")))
     return figures
@@ -156,7 +156,7 @@ def worst_tables(facts: Facts) -> list[tuple[str, str, Table]]:
         ("Incomplete", "Their tars were cut; what was whole is here.", facts.incomplete),
         ("Most rejects", "By the share of their images.", facts.most_rejected),
         ("Slowest", "By images a second, waiting included.", facts.slowest),
-        ("Emptiest packs", "Small shards have few images to choose from.", facts.emptiest),
+        ("Emptiest passes", "By the share of their token budget.", facts.emptiest),
     ]
     headers = ["shard", "images", "rejected", "images/s", "fill"]
     tables = []
