@@ -103,4 +103,6 @@ def test_packing(tmp_path):
         fill = figures["budgets"]["16384"]
         assert 0.98 <= fill["stream"] <= 1
         assert fill["shards_100"] < fill["shards_1000"] < fill["stream"]
+        assert 0.95 <= fill["shards_100_shared"] <= 1
+        assert 0.95 <= fill["shards_1000_shared"] <= 1
         assert 0 <= figures["padding"]["to_the_largest_of_32"] < 0.5
