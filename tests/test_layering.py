@@ -39,7 +39,7 @@ LAYERS = [
         "pipeline.checkpoint_cache pipeline.decoder_child pipeline.footer pipeline.manifest "
         "pipeline.object_file pipeline.passes pipeline.report_pictures pipeline.specs "
         "pipeline.spool",
-        "pipeline.quarantine pipeline.run_record pipeline.writer",
+        "pipeline.quarantine pipeline.ray_data pipeline.run_record pipeline.writer",
         "pipeline.clean pipeline.inspection pipeline.output_size pipeline.reject_limits "
         "pipeline.verify_shard",
         "pipeline.stage",
@@ -91,7 +91,13 @@ LOADS_TORCH = (
     IMPORT_TORCH
     | LOADS_RAY
     | {"encoder.pending", "pipeline.preprocess", "pipeline.decoder_child", "pipeline.stage"}
-    | {"pipeline.work", "pipeline.progress", "pipeline.inspection", "pipeline.inspection_view"}
+    | {
+        "pipeline.ray_data",
+        "pipeline.work",
+        "pipeline.progress",
+        "pipeline.inspection",
+        "pipeline.inspection_view",
+    }
 )
 CONTRACTS = [
     "encoder.grid",
