@@ -1,5 +1,6 @@
 """A report on an output: what was run, how it went, and what came out, gathered for one page."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,8 @@ from pipeline.report_sample import RejectLine, Sample, read_examples, read_sampl
 from pipeline.report_times import Timeline, make_timeline
 from pipeline.run_record import RunRecord
 from pipeline.storage import Storage, canonical_url
+
+log = logging.getLogger("embedmill")
 
 _GROUPS = 6  # of near-duplicates, with this many pictures each
 _OF_A_GROUP = 6
@@ -66,6 +69,7 @@ def make_report(
     looked for during `patience_s`. Raises StorageError where the folder cannot be listed.
     """
     facts = gather_facts(storage, output, record)
+    log.info("%d outputs read; looking at some of their rows", facts.shards)
     readout = record.model.readout
     urls = sorted(url for url, _ in facts.sampled)
     sample = read_sample(storage, urls, readout.vectors, readout.width)
@@ -75,6 +79,7 @@ def make_report(
     targets = [_row_target(sample, row) for row in rows] + [
         _reject_target(line) for lines in examples.values() for line in lines if _may_show(line)
     ]
+    log.info("looking for %d pictures in the input", len(targets))
     sources = _sources(targets, inputs or [])
     pictures = read_pictures(storage, targets, sources, record.config, patience_s=patience_s)
     tiles = {row: _row_tile(sample, row, pictures) for row in rows}

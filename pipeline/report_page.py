@@ -1,7 +1,7 @@
 """A report as one HTML file that needs nothing else: no script, no network, no font."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.resources import files
@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from pipeline.config import RunConfig
 from pipeline.report import Report
-from pipeline.report_facts import Facts
+from pipeline.report_facts import Facts, ShardLine
 from pipeline.report_figures import (
     Table,
     accounting_charts,
@@ -25,6 +25,7 @@ from pipeline.report_words import (
     bytes_text,
     clipped,
     count_text,
+    counted,
     duration_text,
     share_text,
     shortened,
@@ -53,6 +54,7 @@ def render_page(report: Report) -> str:
         "bytes": bytes_text,
         "clip": clipped,
         "count": count_text,
+        "counted": counted,
         "short": shortened,
         "duration": duration_text,
         "share": share_text,
@@ -86,16 +88,14 @@ def state_of(report: Report) -> State:
     if not facts.shards and not facts.unreadable_shards:
         return State(kind="open", label="Nothing yet", text="No shard has its output yet.")
     if facts.unreadable_shards:
-        text = (
-            f"{count_text(facts.unreadable_shards)} outputs cannot be read; see embedmill verify."
-        )
+        text = f"{counted(facts.unreadable_shards, 'output')} cannot be read; see embedmill verify."
         return State(kind="bad", label="Damaged", text=text)
     to_do = missing - facts.failed_shards
     if to_do > 0:
-        text = f"{count_text(to_do)} of {count_text(report.inputs or 0)} shards are still to do."
+        text = f"{count_text(to_do)} of {counted(report.inputs or 0, 'shard')} still to do."
         return State(kind="open", label="Not finished", text=text)
     if facts.failed_shards:
-        text = f"{count_text(facts.failed_shards)} shards were given up."
+        text = f"{counted(facts.failed_shards, 'shard')} given up."
         return State(kind="bad", label="Finished with failed shards", text=text)
     if report.inputs is None:
         text = "Every output is whole; whether shards are missing is not known."
@@ -153,27 +153,30 @@ def run_table(facts: Facts) -> list[tuple[str, str]]:
 def worst_tables(facts: Facts) -> list[tuple[str, str, Table]]:
     """Title, remark and lines of each list of shards worth a look."""
     lists = [
-        ("Incomplete", "Their tars were cut; what was whole is here.", facts.incomplete),
-        ("Most rejects", "By the share of their images.", facts.most_rejected),
-        ("Slowest", "By images a second, waiting included.", facts.slowest),
-        ("Emptiest passes", "By the share of their token budget.", facts.emptiest),
+        (
+            "Incomplete",
+            "Their tars were cut; what was whole is here.",
+            facts.incomplete,
+            "rejected",
+        ),
+        ("Most rejects", "By the share of their images.", facts.most_rejected, "rejected"),
+        ("Slowest", "Waiting included.", facts.slowest, "images/s"),
+        ("Emptiest passes", "By the share of their token budget.", facts.emptiest, "fill"),
     ]
-    headers = ["shard", "images", "rejected", "images/s", "fill"]
-    tables = []
-    for title, remark, worst in lists:
-        rows = [
-            (
-                clipped(line.shard),
-                count_text(line.read),
-                share_text(line.reject_share),
-                f"{line.rate:,.1f}" if line.rate else "-",
-                "-" if line.fill is None else share_text(line.fill),
-            )
-            for line in worst.lines
-        ]
-        if rows:
-            tables.append((title, remark, Table(headers=headers, rows=rows)))
-    return tables
+    return [
+        (title, remark, Table(headers=["shard", "images", name], rows=_lines(worst.lines, name)))
+        for title, remark, worst, name in lists
+        if worst.lines
+    ]
+
+
+def _lines(lines: Sequence[ShardLine], name: str) -> list[tuple[str, str, str]]:
+    values = {
+        "rejected": lambda line: share_text(line.reject_share),
+        "images/s": lambda line: f"{line.rate:,.1f}",
+        "fill": lambda line: share_text(line.fill),
+    }
+    return [(clipped(line.shard), count_text(line.read), values[name](line)) for line in lines]
 
 
 def config_text(config: RunConfig) -> str:

@@ -10,6 +10,11 @@ def count_text(value: int) -> str:
     return f"{value:,}"
 
 
+def counted(value: int, noun: str) -> str:
+    """1 shard, 1,234 shards."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
+
+
 def share_text(value: float) -> str:
     """12.3 %; never 100.0 % for less than all, nor 0.0 % for more than nothing."""
     if 0 < value < 0.0005:

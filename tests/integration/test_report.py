@@ -1,32 +1,41 @@
-"""`embedmill report` on real runs, from the command line."""
+"""`embedmill report` from the command line."""
 
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
+import yaml
 
-from tests.integration.conftest import REPOSITORY, embedmill, write_shard
+from tests.integration.conftest import REPOSITORY, embedmill
+from tests.pipeline.outputs import Output
+from tests.pipeline.tar_files import tar_bytes
 
 
 @pytest.fixture
-def output(write_config, tmp_path, photos):
-    """The output folder of a run over the bundled photos and one file that is no image."""
-    members = dict(list(photos.items())[:4])
-    write_shard(tmp_path / "shards" / "a.tar", members | {"broken.jpg": b"not an image"})
-    run = embedmill("run", write_config())
-    assert run.returncode == 0, run.stderr
-    return tmp_path / "out"
+def publish(photos):
+    """A function that publishes a shard of two photos, a key that is not in it, and a reject."""
+
+    def publish(output, shard):
+        names = ("falcon.jpg", "soup.jpg")
+        members = [(name, photos[name]) for name in names] + [("cut.jpg", photos["soup.jpg"][:999])]
+        output.storage.put(shard, tar_bytes(members))
+        with patch("tests.pipeline.outputs.shard_id", lambda name: shard):
+            output.publish("a", ("falcon", "soup", "gone"), rejects={"cut": "truncated_image"})
+
+    return publish
 
 
-def test_a_run_has_a_report_with_pictures(output, tmp_path):
-    page = tmp_path / "report.html"
-    run = embedmill("report", output, "--html", page)
+def test_a_local_output_has_a_page_with_pictures(tmp_path, publish):
+    output, page = Output(f"file://{tmp_path}/out"), tmp_path / "report.html"
+    publish(output, f"file://{tmp_path}/a.tar")
+    run = embedmill("report", tmp_path / "out", "--html", page)
     assert run.returncode == 0, run.stderr
     assert run.stdout == f"wrote {page} ({page.stat().st_size:,} bytes)\n"
     text = page.read_text()
-    assert "5 read = 4 embedded + 1 rejected" in text
-    assert "Every input shard has its output." in text
-    assert text.count("data:image/webp") >= 4
+    assert "4 read = 3 embedded + 1 rejected" in text
+    assert text.count('src="data:image/webp') >= 2
+    assert "not found in its shard" in text
 
 
 def test_a_folder_that_is_no_output_is_refused(tmp_path):
@@ -47,3 +56,23 @@ def test_a_missing_library_is_named_with_the_remedy(library):
     assert run.returncode == 2
     assert f"report needs {library}" in run.stderr
     assert "pip install 'embedmill[report]'" in run.stderr
+
+
+def test_output_input_and_page_may_be_in_a_bucket(s3, tmp_path, publish):
+    folder, page = "s3://bucket/report", "s3://bucket/report/page.html"
+    raw = {
+        "input": {"shards": f"{folder}/in/*.tar"},
+        "output": {"path": f"{folder}/out"},
+        "model": {"checkpoint": "seeded"},
+        "storage": {"s3": s3.options},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
+    output = Output(f"{folder}/out", storage=raw["storage"])
+    publish(output, f"{folder}/in/a.tar")
+    output.storage.put(f"{folder}/in/b.tar", b"")
+    run = embedmill("report", output.path, "--html", page, "--config", tmp_path / "run.yaml")
+    assert run.returncode == 0, run.stderr
+    text = output.storage.read(page).decode()
+    assert "1 of 2 shards still to do." in text
+    assert text.count('src="data:image/webp') >= 2
+    assert s3.options["secret_access_key"] not in text
