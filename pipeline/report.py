@@ -52,6 +52,13 @@ class Report:
     rejects: dict[str, list[Tile]]  # by reason
     doubles: list[tuple[int, list[Tile]]]  # groups of near-duplicates: how many, and some of them
     neighbours: list[tuple[Tile, list[Tile]]]
+    unseen: list[str]  # why rows have no picture, a text for each
+
+    @property
+    def surplus(self) -> int:
+        """Outputs of shards that are not in the input."""
+        found = self.facts.shards + self.facts.unreadable_shards
+        return 0 if self.inputs is None else found - (self.inputs - self.missing)
 
 
 def make_report(
@@ -103,6 +110,7 @@ def make_report(
             (tiles[row], [replace(tiles[other], cosine=cosine) for other, cosine in near])
             for row, near in (health.neighbours if health else {}).items()
         ],
+        unseen=[tile.picture.problem for tile in tiles.values() if tile.picture.problem],
     )
 
 

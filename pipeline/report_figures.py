@@ -84,8 +84,9 @@ def _rejects(rejected: Counter[str]) -> Chart:
 
 
 def health_charts(health: Health, *, unit: bool) -> list[Chart]:
-    """Lengths, cosines of random pairs, and the spectrum of the variance."""
-    return [_cosines(health), _spectrum(health), _norms(health, unit=unit)]
+    """Cosines of random pairs, the spectrum of the variance where there is any, and lengths."""
+    spectrum = [_spectrum(health)] if health.spectrum.size else []
+    return [_cosines(health), *spectrum, _norms(health, unit=unit)]
 
 
 def _throughput(timeline: Timeline) -> Chart:
@@ -206,8 +207,7 @@ def _grids(grids: NDArray[np.int64]) -> Chart:
 
 
 def _cosines(health: Health) -> Chart:
-    low, high = float(health.cosines.min()), float(health.cosines.max())
-    counts, edges = np.histogram(health.cosines, bins=_BINS, range=(low, max(high, low + 1e-3)))
+    counts, edges = np.histogram(health.cosines, bins=_BINS, range=_span(health.cosines))
     return Chart(
         title="Similarity of random pairs",
         text=f"Cosine of {len(health.cosines):,} random pairs; half of them are below "
@@ -241,8 +241,7 @@ def _norms(health: Health, *, unit: bool) -> Chart:
     norms = health.norms[np.isfinite(health.norms)]
     low, high = float(norms.min()), float(norms.max())
     values = 1000 * (norms - 1) if unit else norms
-    span = (float(values.min()), max(float(values.max()), float(values.min()) + 1e-6))
-    counts, edges = np.histogram(values, bins=_BINS, range=span)
+    counts, edges = np.histogram(values, bins=_BINS, range=_span(values))
     label = "(length - 1) x 1000" if unit else "length"
     return Chart(
         title="Length of the vectors",
@@ -251,6 +250,12 @@ def _norms(health: Health, *, unit: bool) -> Chart:
         svg=area("norms", edges, counts, x=label, y="vectors"),
         table=_binned(edges, counts, label, "vectors", digits=4),
     )
+
+
+def _span(values: NDArray[np.float64]) -> tuple[float, float]:
+    """From the least to the largest, and never nothing: bins need a length."""
+    low, high = float(values.min()), float(values.max())
+    return low, max(high, low + 1e-3 * max(1.0, abs(low)))
 
 
 def _in_unit(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:

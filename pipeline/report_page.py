@@ -107,7 +107,8 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
     """Name, value and a remark of the figures on top of the page."""
     facts, timeline = report.facts, report.timeline
     rejected = facts.rejected.total()
-    of_inputs = "" if report.inputs is None else f"of {count_text(report.inputs)}"
+    known = report.inputs is not None and not report.surplus
+    of_inputs = f"of {count_text(report.inputs or 0)}" if known else ""
     figures = [
         ("Shards done", count_text(facts.shards), of_inputs),
         ("Images read", count_text(facts.read), bytes_text(facts.input_bytes)),

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
 from numpy.typing import ArrayLike
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
@@ -81,6 +81,7 @@ def line(name: str, values: Sequence[float], *, x: str, y: str) -> str:
         axes.set_yscale("log")
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(_COUNT)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=7))
         axes.yaxis.set_major_formatter(_PERCENT)
         axes.minorticks_off()
 

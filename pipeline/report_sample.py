@@ -20,7 +20,7 @@ from pipeline.verify_shard import vectors_of
 
 _ROWS = 8192
 _VECTOR_BYTES = 64 << 20  # of the sample as float32: 8192 rows of width 2048
-_READ_BYTES = 1 << 30  # of column chunks
+_READ_BYTES = 256 << 20  # of column chunks
 _THREADS = 4  # each has a row group of up to 64 MiB, and as much waits
 _EXAMPLES = 6
 _BROKEN = (pa.ArrowException, OSError, KeyError, ValueError, StorageError)
@@ -66,8 +66,8 @@ def read_sample(
 ) -> Sample:
     """At most `rows` rows of the objects, evenly spread; all, where there are no more.
 
-    `kind` is `output.vectors`. Reads at most some 1 GiB: of larger outputs every so many row
-    groups. An object that cannot be read is left out.
+    `kind` is `output.vectors`. Reads some 256 MiB at most: of larger outputs every so many
+    row groups. An object that cannot be read is left out.
     """
     found = in_threads(partial(_groups, storage), urls, threads=_THREADS)
     groups = _some([group for of_one in found for group in of_one], _READ_BYTES)

@@ -35,7 +35,7 @@ def test_a_local_output_has_a_page_with_pictures(tmp_path, publish):
     text = page.read_text()
     assert "4 read = 3 embedded + 1 rejected" in text
     assert text.count('src="data:image/webp') >= 2
-    assert "not found in its shard" in text
+    assert "1 picture missing, the first because of this: not found in its shard" in text
 
 
 def test_a_folder_that_is_no_output_is_refused(tmp_path):

@@ -158,6 +158,22 @@ def test_shards_without_rows_and_a_single_row_make_a_page(output):
     assert "2 read = 1 embedded + 1 rejected" in page_of(output).text
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, 3e38])
+def test_vectors_that_are_all_the_same_make_a_page(output, value):
+    vectors = np.full((4, WIDTH), value, np.float32)
+    output.publish("a", tuple("stuv"), vectors=vectors)
+    page = page_of(output)
+    assert ("All vectors are the same." if value else "too few vectors") in page.text
+
+
+def test_outputs_of_other_shards_are_told_apart(output):
+    for name in ("a", "old", "older"):
+        output.publish(name)
+    page = page_of(output)
+    assert "1 of 2 input shards done." in page.text
+    assert "2 outputs of shards that are not in the input." in page.text
+
+
 def test_token_columns_are_measured_by_their_mean(tmp_path):
     settings = {"path": f"memory:///{tmp_path.name}", "vectors": "tokens", "dtype": "float32"}
     output = Output(settings["path"], output=settings, storage=CLOSED)
