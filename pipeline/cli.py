@@ -89,6 +89,7 @@ def _run(config: RunConfig) -> None:
     from pipeline.cluster import connect
     from pipeline.driver import run_leases
     from pipeline.manifest import open_run
+    from pipeline.metrics import RunMetrics
     from pipeline.progress import Display, summary
     from pipeline.storage import Storage
     from pipeline.work import prepare_work
@@ -108,7 +109,8 @@ def _run(config: RunConfig) -> None:
     log.info("%d of %d shards to do", len(work.pending), work.total)
     try:
         with connect(config), Display(console) as display:
-            progress = run_leases(work, storage, display.show)
+            metrics = RunMetrics(run_plan.output)
+            progress = run_leases(work, storage, (display.show, metrics.update))
     except KeyboardInterrupt as error:
         command = shlex.join(["embedmill", *sys.argv[1:]])
         _say(f"Stopped. What is published stays; continue with: {command}")

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
@@ -47,17 +47,20 @@ _SCALE_EVERY_S = 3.0
 _MAX_LOSSES = 10
 
 
-def run_leases(work: Work, storage: Storage, show: Callable[[Progress], None]) -> Progress:
+def run_leases(
+    work: Work, storage: Storage, watchers: Iterable[Callable[[Progress], None]]
+) -> Progress:
     """The counts at the end, when every pending shard is published or quarantined.
 
-    `show` is called about twice a second. Needs a connected Ray. Every actor is ended on the way
-    out, whatever the reason.
+    The watchers are called about twice a second, and at the end. Needs a connected Ray. Every
+    actor is ended on the way out, whatever the reason.
     """
     loop = _LeaseLoop(work, storage)
     try:
         while loop.progress.remaining:
             loop.step()
-            show(loop.progress)
+            for watch in watchers:
+                watch(loop.progress)
     finally:
         loop.close()
     remove_stale_rejects(storage, work.plan.output, loop.lost_attempts)
@@ -228,6 +231,9 @@ class _LeaseLoop:
         progress.embedded += report.embedded
         progress.tokens += report.tokens
         progress.passes += report.passes
+        progress.bytes_read += report.bytes_read
+        for phase, seconds in report.seconds.items():
+            progress.seconds[phase] = progress.seconds.get(phase, 0.0) + seconds
         progress.rejected.update(report.rejected)
         self._reject_share.add(report)
 
@@ -279,7 +285,7 @@ class _LeaseLoop:
     def _scale(self, states: dict[Member, EncoderState]) -> None:
         elapsed = time.monotonic() - self._seen_at
         before, self._heartbeats, self._seen_at = self._heartbeats, states, time.monotonic()
-        load = load_between(before, states, elapsed)
+        self.progress.load = load = load_between(before, states, elapsed)
         if load is None or len(self._preprocessors.ready) < self._num_preprocessors:
             return  # nothing to compare, or the last decision has not taken effect yet
         decision = self._scaler.decide(

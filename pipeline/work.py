@@ -18,6 +18,7 @@ from pipeline.manifest import (
 )
 from pipeline.output_size import check_output_size
 from pipeline.resize import resolve_kernel
+from pipeline.scaling import Load
 from pipeline.specs import list_shards
 from pipeline.stage import RunPlan, wanted_output
 from pipeline.storage import Storage, canonical_url
@@ -47,6 +48,8 @@ class Progress:
     embedded: int = 0
     tokens: int = 0
     passes: float = 0.0  # forward passes that held them
+    bytes_read: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase, of all actors together
     rejected: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)  # shard -> last error
     open_images: int = 0  # encoded in leases that are still open
@@ -54,6 +57,7 @@ class Progress:
     encoders: int = 0
     preprocessors: int = 0
     leases: int = 0
+    load: Load | None = None  # as it was measured last
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -51,7 +51,7 @@ LAYERS = [
         "pipeline.report_page",
         "pipeline.actors pipeline.inspection_view pipeline.work",
         # the cluster
-        "pipeline.cluster pipeline.demo pipeline.pools pipeline.progress pipeline.workers",
+        "pipeline.cluster pipeline.demo pipeline.metrics pipeline.pools pipeline.progress pipeline.workers",
         "pipeline.driver",
         # the program
         "pipeline.cli_options",
@@ -66,6 +66,7 @@ IMPORT_RAY = {
     "pipeline.actors",
     "pipeline.cluster",
     "pipeline.driver",
+    "pipeline.metrics",
     "pipeline.pools",
     "pipeline.workers",
 }
