@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from typing import Any
 import ray
 import torch
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from encoder import infer as encoder_library
 from encoder.config import CheckpointError
@@ -169,8 +169,9 @@ class Encoder:
         in_flight = self._plan.config.packing.packs_in_flight
         at_once = min(_PACKS_AT_ONCE, in_flight)
         encoding: deque[tuple[Pack, asyncio.Task[EmbeddingBlock]]] = deque()
+        stream = _stream(preprocessor, lease, in_flight - at_once + 1)
         try:
-            async for item in _stream(preprocessor, lease, in_flight - at_once + 1):
+            async for item in stream:
                 state.last_item = time.monotonic()
                 if isinstance(item, Pack):
                     state.blocked_s = item.blocked_s
@@ -187,6 +188,7 @@ class Encoder:
                     outcome, report = await loop.run_in_executor(self._publish, publish)
                     return LeaseResult(outcome=outcome, report=report)
         finally:
+            await stream.aclose()  # cancels the producer now, not when the generator is collected
             for _, task in encoding:
                 task.cancel()
         raise RuntimeError(f"the stream of {lease.shard} ended without End")
@@ -240,7 +242,7 @@ def _place(how: str = "") -> Place:
 
 async def _stream(
     preprocessor: ActorHandle[Any], lease: Lease, in_flight: int
-) -> AsyncIterator[StreamItem]:
+) -> AsyncGenerator[StreamItem, None]:
     """Yields the items of one shard; cancels the producer however the consumer ends.
 
     Ray 2.60: a generator that is dropped without cancel runs to its end without backpressure.
@@ -253,11 +255,11 @@ async def _stream(
             del ref
             yield item
         finished = True
-    except RayActorError as error:
-        reason = " ".join(str(error).split())
-        raise StreamLostError(f"the Preprocessor was lost while it streamed: {reason}") from error
     except RayTaskError as error:
         raise error.cause from error  # the driver sorts failures by their own class
+    except RayError as error:  # it or its node died, was killed for its memory, or lost a pack
+        reason = " ".join(str(error).split())
+        raise StreamLostError(f"the Preprocessor was lost while it streamed: {reason}") from error
     finally:
         if not finished:
             ray.cancel(refs)

@@ -2,8 +2,13 @@
 
 import logging
 import os
+import shutil
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 
@@ -13,6 +18,8 @@ log = logging.getLogger("embedmill")
 
 _PATCH_BYTES = 16 * 16 * 3
 _MIN_STORE_BYTES = 256 << 20
+_SHARED_MEMORY = "/dev/shm"
+_SETTINGS = "packing.token_budget, packing.packs_in_flight or workers.preprocessors.max"
 
 
 @contextmanager
@@ -22,15 +29,29 @@ def connect(config: RunConfig) -> Iterator[None]:
     # Ray's own word on num_gpus=0 workers changes with releases; we set CUDA_VISIBLE_DEVICES.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None:
-        _start_local(config)
-    else:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-        log.info("using the Ray cluster at %s", address)
+    with _own_sigterm():
+        if address is None:
+            _start_local(config)
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+            log.info("using the Ray cluster at %s", ray.get_runtime_context().gcs_address)
+            _check_stores(config, ray.nodes())
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keeps this process's answer to SIGTERM, which ray.init (2.60) replaces by its own.
+
+    Ray's prints a C++ stack and exits; a stopped job is to end as after Ctrl-C.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def draining_nodes() -> set[str]:
@@ -54,12 +75,56 @@ def _start_local(config: RunConfig) -> None:
     ray.init(
         address="local",
         num_cpus=max(1, round(cpus + 0.5)),
-        object_store_memory=max(_MIN_STORE_BYTES, 2 * store_bytes(config)),
+        object_store_memory=_local_store_bytes(config, _free_shared_memory()),
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
     log.info("started a local Ray with %s logical CPUs", max(1, round(cpus + 0.5)))
+
+
+def _free_shared_memory() -> int:
+    """Bytes; macOS has no such folder, and there Ray uses /tmp without a loss."""
+    found = os.path.isdir(_SHARED_MEMORY)
+    return shutil.disk_usage(_SHARED_MEMORY).free if found else sys.maxsize
+
+
+def _local_store_bytes(config: RunConfig, free: int) -> int:
+    """Bytes for the object store of a Ray of our own, where `free` bytes of shared memory are."""
+    need = store_bytes(config)
+    size = max(_MIN_STORE_BYTES, 2 * need)
+    if free < size:
+        size = max(_MIN_STORE_BYTES, need)
+    if free < size:
+        # Above 10 GB Ray would refuse.
+        os.environ.setdefault("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE", "1")
+        log.warning(
+            "%s should hold the packs of this run, up to %d MB, and has %d MB free: packs go "
+            "through /tmp instead, which is slow. Give the container more (docker run --shm-size, "
+            "an emptyDir of medium Memory), or lower %s",
+            *(_SHARED_MEMORY, size >> 20, free >> 20, _SETTINGS),
+        )
+    return size
+
+
+def _check_stores(config: RunConfig, nodes: list[dict[str, Any]]) -> None:
+    """Warns where the Preprocessors that a node can take would fill its object store.
+
+    What does not fit is spilled to disk: slower, not wrong.
+    """
+    pool = config.workers.preprocessors
+    each = store_bytes(config) // pool.max
+    for node in nodes:
+        resources = node["Resources"]
+        here = min(pool.max, int(resources.get("CPU", 0) / pool.num_cpus))
+        room = int(resources.get("object_store_memory", 0))
+        if node["Alive"] and here * each > room:
+            log.warning(
+                "node %s: the object store should hold the packs of %d Preprocessors, up to %d MB, "
+                "and has %d MB: Ray will spill to disk. Start the node with a larger "
+                "--object-store-memory, or lower %s",
+                *(node["NodeID"][:8], here, here * each >> 20, room >> 20, _SETTINGS),
+            )
 
 
 def store_bytes(config: RunConfig) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from encoder.batch import PackMismatchError
 from pipeline.actors import DeviceLostError, StreamLostError
@@ -102,9 +102,10 @@ class _LeaseLoop:
         )
         pool = workers.preprocessors
         self._scaler = PreprocessorScaler(low=pool.min, high=pool.max)
-        self._num_preprocessors = pool.min
+        self._num_encoders, self._num_preprocessors = 0, pool.min
         self._heartbeats: dict[Member, EncoderState] = {}
         self._seen_at = time.monotonic()
+        self._asked_at = 0.0
 
     def step(self) -> None:
         """None; one round: actors, leases out, results in."""
@@ -112,13 +113,16 @@ class _LeaseLoop:
         self._lease_out()
         starting = [m.start_ref for p in self._pools for m in p.members if m.place is None]
         waiting = [*self._open, *starting]
-        done, _ = ray.wait(waiting, timeout=_POLL_S) if waiting else ([], [])
-        for reference in done:
-            if reference in self._open:
-                self._finish(reference)
         if not waiting:
             time.sleep(_POLL_S)  # every pool waits for its backoff
-        self._observe()
+        elif ray.wait(waiting, timeout=_POLL_S)[0]:
+            done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)  # all that are ready
+            for reference in done:
+                if reference in self._open:
+                    self._finish(reference)
+        if time.monotonic() - self._asked_at >= _POLL_S:
+            self._asked_at = time.monotonic()
+            self._observe()
 
     def close(self) -> None:
         for pool in self._pools:
@@ -132,7 +136,11 @@ class _LeaseLoop:
         workers, remaining = self._plan.config.workers, self.progress.remaining
         low, high = workers.encoders.min, workers.encoders.max
         leasable = len(self._queue) + sum(len(m.leases) > 0 for m in self._encoders.members)
-        self._encoders.resize(encoders_wanted(low=low, high=high, remaining=leasable))
+        wanted = encoders_wanted(low=low, high=high, remaining=leasable)
+        if wanted != self._num_encoders:
+            log.info("%d to %d Encoders: %d shards are left", self._num_encoders, wanted, remaining)
+            self._num_encoders = wanted
+        self._encoders.resize(wanted)
         self._preprocessors.resize(min(self._num_preprocessors, remaining))
         draining = draining_nodes()
         for pool in self._pools:
@@ -173,8 +181,12 @@ class _LeaseLoop:
             self._failed(lease, own)
         except StreamLostError as error:
             self._was_lost(lease, _own_error(error), self._preprocessors, preprocessor)
-        except (RayActorError, DeviceLostError) as error:
+        except DeviceLostError as error:
             self._was_lost(lease, _own_error(error), self._encoders, encoder)
+        except RayTaskError:
+            raise  # a bug in an actor's own code
+        except RayError as error:  # it or its node died, or was killed for its memory
+            self._was_lost(lease, error, self._encoders, encoder)
         else:
             self._count(lease, result)
         finally:

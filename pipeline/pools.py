@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from pipeline.actors import Place
 from pipeline.errors import StageError
@@ -80,7 +80,7 @@ class Pool:
             except RayTaskError as error:  # its own code failed: the model does not load there
                 cause = f"{type(error.cause).__name__}: {error.cause}"
                 self.lose(member, cause, weight=_START_FAILURE)
-            except RayActorError as error:
+            except RayError as error:
                 self.lose(member, str(error))
             else:
                 log.info("%s ready: %s", self.name, member.place)

@@ -1,7 +1,10 @@
 """What the driver makes of failed leases, without a cluster: actors start in a run only."""
 
 import pytest
+from ray.exceptions import ActorDiedError, OutOfMemoryError
 
+from pipeline import driver
+from pipeline.actors import StreamLostError
 from pipeline.driver import _LeaseLoop
 from pipeline.errors import OutputTooLargeError, ShardError
 from pipeline.manifest import list_committed
@@ -39,3 +42,18 @@ def test_a_shard_is_tried_again_unless_that_cannot_help(loop, kind, attempts):
         loop._queue.clear()
     assert loop.progress.failed == {URL: f"{URL}: broken"}
     assert len(loop.lost_attempts) == attempts
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ActorDiedError(), OutOfMemoryError("killed for its memory"), StreamLostError("it was lost")],
+)
+def test_a_lease_that_is_lost_with_its_actor_goes_back_to_the_queue(loop, monkeypatch, error):
+    def get(reference):
+        raise error
+
+    monkeypatch.setattr(driver.ray, "get", get)
+    loop._open["reference"] = Lease(url=URL)
+    loop._finish("reference")
+    assert list(loop._queue) == [URL]
+    assert not loop._failures, "it is not the shard's fault"

@@ -90,7 +90,8 @@ def test_kill_dash_nine_of_the_driver_then_the_same_command(shards, write_config
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_in_order_and_says_how_to_continue(shards, write_config, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_in_order_and_says_how_to_continue(shards, write_config, tmp_path, number):
     config = write_config()
     driver = subprocess.Popen(
         [sys.executable, "-m", "pipeline", "run", str(config)],
@@ -100,7 +101,7 @@ def test_ctrl_c_stops_in_order_and_says_how_to_continue(shards, write_config, tm
     )
     while "Encoder ready" not in (line := driver.stderr.readline()):
         assert line, "the run ended before an Encoder was ready"
-    driver.send_signal(signal.SIGINT)
+    driver.send_signal(number)
     _, said = driver.communicate(timeout=60)
     assert driver.returncode == 130, said
     assert re.search(r"continue with: embedmill run .*run\.yaml", said)

@@ -1,0 +1,55 @@
+"""When pools grow and shrink, and by how much."""
+
+import pytest
+
+from pipeline.scaling import Load, PreprocessorScaler, encoders_wanted
+
+STARVED = Load(busy_share=0.3, blocked_share=0.0)
+BLOCKED = Load(busy_share=1.0, blocked_share=0.9)
+CONTENT = Load(busy_share=0.95, blocked_share=0.2)
+
+
+def sizes(loads, *, start, low=1, high=100, useful=100):
+    """The sizes of the pool after each load."""
+    scaler, size, seen = PreprocessorScaler(low=low, high=high), start, []
+    for load in loads:
+        decision = scaler.decide(size, load, useful=useful)
+        size = size if decision is None else decision.size
+        seen.append(size)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("remaining", "wanted"), [(0, 0), (1, 1), (2, 2), (5, 5), (8, 8), (1000, 8)]
+)
+def test_encoders_follow_the_shards_that_are_left(remaining, wanted):
+    assert encoders_wanted(low=2, high=8, remaining=remaining) == wanted
+
+
+def test_starving_encoders_get_half_as_many_again_after_two_agreeing_looks():
+    assert sizes([STARVED] * 8, start=4) == [4, 6, 6, 9, 9, 13, 13, 19]
+    assert sizes([STARVED] * 6, start=1, high=3) == [1, 2, 2, 3, 3, 3]
+
+
+def test_blocked_streams_cost_a_quarter_after_two_agreeing_looks():
+    assert sizes([BLOCKED] * 8, start=16) == [16, 12, 12, 9, 9, 7, 7, 6]
+    assert sizes([BLOCKED] * 8, start=3) == [3, 2, 2, 1, 1, 1, 1, 1]
+    assert sizes([BLOCKED] * 4, start=4, low=3) == [4, 3, 3, 3]
+
+
+def test_what_changes_its_mind_moves_nothing():
+    assert sizes([STARVED, BLOCKED] * 5, start=4) == [4] * 10
+    assert sizes([STARVED, CONTENT] * 5, start=4) == [4] * 10
+    assert sizes([BLOCKED, CONTENT] * 5, start=4) == [4] * 10
+
+
+def test_no_more_than_there_are_shards_left():
+    assert sizes([STARVED] * 4, start=4, useful=5) == [4, 5, 5, 5]
+    assert sizes([STARVED] * 4, start=6, useful=5) == [6] * 4, "the tail does not shrink it either"
+
+
+def test_the_reason_has_both_shares():
+    scaler = PreprocessorScaler(low=1, high=8)
+    scaler.decide(4, STARVED, useful=100)
+    decision = scaler.decide(4, STARVED, useful=100)
+    assert decision.reason == "4 to 6 Preprocessors: Encoders compute 30%, streams wait 0%"
