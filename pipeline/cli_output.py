@@ -80,7 +80,8 @@ def report(
         if error.name not in ("jinja2", "markupsafe", "matplotlib"):
             raise
         raise ConfigError(
-            f"report needs {error.name}, which is not installed: pip install 'embedmill[report]'"
+            f"report needs {error.name}, which is not installed: pip install 'embedmill[report]' "
+            f"(in a checkout: pip install '.[report]')"
         ) from error
     from pipeline.report import make_report
     from pipeline.run_record import open_output

@@ -218,7 +218,7 @@ def _cosines(health: Health) -> Chart:
 
 
 def _spectrum(health: Health) -> Chart:
-    shares = health.spectrum[health.spectrum > 1e-9]
+    shares = health.spectrum[health.spectrum > 1e-6]
     cumulative = np.cumsum(health.spectrum)
     steps = [step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if step <= len(shares)]
     return Chart(

@@ -1,6 +1,7 @@
 """Plots as SVG that takes its colours from the page it stands in: light, dark or printed."""
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from xml.etree import ElementTree
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
@@ -81,7 +82,7 @@ def line(name: str, values: Sequence[float], *, x: str, y: str) -> str:
         axes.set_yscale("log")
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(_COUNT)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=7))
+        axes.yaxis.set_major_locator(FixedLocator(_decimal_steps(min(values), max(values))))
         axes.yaxis.set_major_formatter(_PERCENT)
         axes.minorticks_off()
 
@@ -101,7 +102,7 @@ def bars(
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=max(values) > 1))
         axes.xaxis.set_major_formatter(_COUNT)
         axes.set_xlim(0, 1.05 * max([*values, 1e-9]))
 
@@ -120,12 +121,24 @@ def bubbles(
         axes.scatter(across, down, s=sizes, color=_FIRST, alpha=0.45, linewidths=0)
         for axis, places in ((axes.xaxis, across), (axes.yaxis, down)):
             axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-            steps = [2**power for power in range(max([*places, 1]).bit_length() + 1)]
-            axis.set_major_locator(FixedLocator(steps))
+            axis.set_major_locator(FixedLocator(_binary_steps(min(places), max(places))))
             axis.set_major_formatter(_COUNT)
         axes.minorticks_off()
 
     return _plot(name, draw, x=x, y=y, linear=False)
+
+
+def _decimal_steps(low: float, high: float) -> list[float]:
+    """Powers of ten; between them 2 and 5 where there would be few."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    within = (1, 2, 5) if last - first <= 3 else (1,)
+    return [factor * 10.0**power for power in range(first, last + 1) for factor in within]
+
+
+def _binary_steps(low: int, high: int) -> list[float]:
+    """Powers of two; between them the one and a half fold where there would be few."""
+    within = (1, 1.5) if high < 8 * low else (1,)
+    return [factor * 2.0**power for power in range(high.bit_length() + 1) for factor in within]
 
 
 def _plot(
