@@ -27,8 +27,6 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from encoder import infer as encoder_library
-from encoder.config import CheckpointError
-from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
 from pipeline.heartbeat import EncoderState, LeaseState
@@ -41,6 +39,7 @@ from pipeline.records import (
     Rejections,
     StreamItem,
 )
+from pipeline.run_encoder import load_run_encoder
 from pipeline.spool import dead_spools
 from pipeline.stage import (
     LeaseResult,
@@ -48,7 +47,6 @@ from pipeline.stage import (
     image_preparer,
     prepare_shard,
     shard_writer,
-    wanted_output,
 )
 from pipeline.storage import Storage
 from pipeline.writer import Lease, ShardWriter
@@ -217,23 +215,8 @@ def _load(plan: RunPlan, storage: Storage) -> encoder_library.Encoder:
     if plan.config.device == "cpu":
         # As many as Ray counts for this actor: pools that each take the whole machine lose time.
         torch.set_num_threads(max(1, int(plan.config.workers.encoders.num_cpus)))
-    encoder = encoder_library.load_encoder(
-        local_checkpoint(plan.config.model.checkpoint, storage),
-        revision=plan.model.revision,
-        device=plan.config.device,
-        dtype=plan.config.model_dtype,
-        attention=plan.config.model.attention,
-        prefix=plan.config.model.prefix,
-        output=wanted_output(plan.config.output),
-        forward_tokens=plan.config.model.forward_tokens,
-    )
-    if encoder.digest != plan.model.digest:
-        raise CheckpointError(
-            f"every Encoder must load the same weights: the driver read digest "
-            f"{plan.model.digest[:16]} from {plan.model.checkpoint}, this node "
-            f"{encoder.digest[:16]}. Make the folder the same on all nodes."
-        )
-    return encoder
+    config = plan.config
+    return load_run_encoder(config, plan.model, storage, device=config.device)
 
 
 def _place(how: str = "") -> Place:

@@ -1,18 +1,31 @@
 """The commands before a run: plan, inspect and schema. None writes anything."""
 
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from pipeline.cli_options import ConfigArgument, SetOption
+from pipeline.config import RunConfig
 from pipeline.config_file import load_config
 
+if TYPE_CHECKING:
+    from pipeline.storage import Storage
+    from pipeline.work import Work
 
-def plan(config: ConfigArgument, changes: SetOption = None) -> None:
-    """Check the configuration and count the shards, done and to do. Nothing is written."""
+
+def plan(
+    config: ConfigArgument,
+    changes: SetOption = None,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Images to look at and to try; 0 only checks and counts.")
+    ] = 64,
+) -> None:
+    """Check the configuration, count the shards, and forecast the run. Nothing is written."""
     from pipeline.manifest import check_output
     from pipeline.storage import Storage
     from pipeline.work import prepare_work
@@ -35,6 +48,50 @@ def plan(config: ConfigArgument, changes: SetOption = None) -> None:
     }
     for name, value in rows.items():
         print(f"{name:<14} {value}")
+    if sample and work.pending:
+        _forecast(work, storage, sample)
+
+
+def _forecast(work: "Work", storage: "Storage", count: int) -> None:
+    from pipeline.cluster import store_bytes
+    from pipeline.forecast import forecast, memory_bytes, sample_images, try_encoder
+    from pipeline.forecast_view import (
+        forecast_lines,
+        memory_lines,
+        sampled_lines,
+        speed_lines,
+        warnings,
+    )
+    from pipeline.run_encoder import device_here, load_run_encoder
+
+    plan, config = work.plan, work.plan.config
+    sampled = sample_images(work.pending, plan, storage, count)
+    _section("sampled", sampled_lines(sampled))
+    found, speed = forecast(work.pending, sampled, plan, storage), None
+    store = store_bytes(config)
+    memory, machine = memory_bytes(config, store), _memory_here(config)
+    if found is not None and sampled.trial:
+        if (device := device_here(config)) == config.device:
+            encoder = load_run_encoder(config, plan.model, storage, device=device)
+            speed = try_encoder(encoder, sampled.trial)
+        _section("to do", forecast_lines(found, config.packing.token_budget))
+        _section("speed", speed_lines(found, config, sampled.images_per_s, speed))
+    _section("memory", memory_lines(memory, store, machine))
+    told = warnings(sampled, config, encoder=speed, memory=memory, machine=machine)
+    for warning in told:
+        print(f"WARNING        {warning}")
+
+
+def _section(name: str, lines: Iterable[str]) -> None:
+    for number, line in enumerate(lines):
+        print(f"{'' if number else name:<14} {line}")
+
+
+def _memory_here(config: RunConfig) -> int | None:
+    """Bytes of this machine, where the run would be on it alone."""
+    if config.ray.address or os.environ.get("RAY_ADDRESS"):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def inspect(

@@ -61,24 +61,26 @@ def _sums(summary: Summary) -> list[str]:
     lines = [f"{summary.images:,} images: {good:,} fit, {summary.rejected.total():,} rejected"]
     lines += [f"  {reason:<20} {count:,}" for reason, count in summary.rejected.most_common()]
     if summary.skipped:
-        lines.append(f"skipped members: {_counts(summary.skipped)}")
+        lines.append(f"skipped members: {counts(summary.skipped)}")
     if summary.warnings:
-        lines.append(f"warnings: {_counts(summary.warnings)}")
+        lines.append(f"warnings: {counts(summary.warnings)}")
     lines += [f"FAILED {shard}: {message}" for shard, message in summary.failed.items()]
     if good:
         lines.append(
             f"{total:,} tokens, {total / good:.1f} an image; {summary.packs:,} packs of at most "
             f"{summary.token_budget:,} tokens, {summary.fill:.1%} full"
         )
-        lines += ["tokens of an image:", *_histogram(summary.tokens)]
+        lines += ["tokens of an image:", *histogram(summary.tokens)]
     return lines
 
 
-def _counts(counter: Counter[str]) -> str:
+def counts(counter: Counter[str]) -> str:
+    """Names with their numbers, the most frequent first."""
     return ", ".join(f"{name} {count:,}" for name, count in counter.most_common())
 
 
-def _histogram(tokens: Counter[int]) -> list[str]:
+def histogram(tokens: Counter[int]) -> list[str]:
+    """Lines of bars: images by their number of tokens."""
     width = max(1, -(-max(tokens) // 16))  # 16 bins from zero to the largest
     bins = Counter[int]()
     for value, count in tokens.items():

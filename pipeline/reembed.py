@@ -5,20 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
-from encoder.config import CheckpointError
-from encoder.infer import Encoder, load_encoder
-from pipeline.checkpoint_cache import local_checkpoint
+from encoder.infer import Encoder
 from pipeline.errors import SampleError, ShardError, StorageError
 from pipeline.manifest import Fingerprint, named_number, shard_number
 from pipeline.packing import make_pack
 from pipeline.records import RawSample, Rejection
 from pipeline.resize import resolve_kernel
+from pipeline.run_encoder import device_here, load_run_encoder
 from pipeline.run_record import RunRecord
 from pipeline.shards import ShardSamples
-from pipeline.stage import Prepare, RunPlan, image_preparer, wanted_output
+from pipeline.stage import Prepare, RunPlan, image_preparer
 from pipeline.storage import Storage, canonical_url
 from pipeline.verify import Report
 from pipeline.verify_shard import Finding, open_parquet, vectors_of
@@ -90,7 +88,8 @@ def compare_rows(
         fingerprint=Fingerprint(fields=record.fields),
         kernel=resolve_kernel(record.kernel),
     )
-    encoder = _load(record, storage)
+    device = device_here(record.config)
+    encoder = load_run_encoder(record.config, record.model, storage, device=device)
     tolerance = _TOLERANCE[record.config.model_dtype]
     if record.model.readout.dtype == "float16":
         tolerance += _FLOAT16_ROUNDING
@@ -110,24 +109,6 @@ def _sources(picked: Iterable[str], inputs: Iterable[str]) -> dict[str, str]:
     numbers = {named_number(url) for url in picked}
     shards = ((canonical_url(url), url) for url in inputs)
     return {shard: url for shard, url in shards if shard_number(shard) in numbers}
-
-
-def _load(record: RunRecord, storage: Storage) -> Encoder:
-    config, model = record.config, record.model
-    encoder = load_encoder(
-        local_checkpoint(model.checkpoint, storage),
-        revision=model.revision,
-        device="cuda" if config.device == "cuda" and torch.cuda.is_available() else "cpu",
-        dtype=config.model_dtype,
-        prefix=config.model.prefix,
-        output=wanted_output(config.output),
-    )
-    if encoder.digest != model.digest:
-        raise CheckpointError(
-            f"the sample must be computed with the run's weights: digest {model.digest[:16]}, "
-            f"{model.checkpoint} has {encoder.digest[:16]} now"
-        )
-    return encoder
 
 
 def _read_rows(storage: Storage, url: str, rows: Sequence[int], kind: str) -> list[_Stored]:

@@ -158,7 +158,7 @@ def _patched(
         read_at = time.perf_counter()
         tally.seconds["read"] += read_at - start
         tally.read += 1
-        result = sample if isinstance(sample, Rejection) else _prepare(sample, prepare_image)
+        result = sample if isinstance(sample, Rejection) else prepared(sample, prepare_image)
         tally.seconds["prepare"] += time.perf_counter() - read_at
         if isinstance(result, Rejection):
             _reject(result, plan, tally)
@@ -168,7 +168,8 @@ def _patched(
         start = time.perf_counter()
 
 
-def _prepare(sample: RawSample, prepare_image: Prepare) -> PatchedImage | Rejection:
+def prepared(sample: RawSample, prepare_image: Prepare) -> PatchedImage | Rejection:
+    """What becomes of a sample; only what is wrong with the sample itself becomes a rejection."""
     try:
         return prepare_image(sample)
     except SampleError as error:

@@ -43,13 +43,14 @@ LAYERS = [
         "pipeline.clean pipeline.inspection pipeline.output_size pipeline.reject_limits "
         "pipeline.verify_shard",
         "pipeline.stage",
-        "pipeline.verify",
+        "pipeline.forecast pipeline.run_encoder pipeline.verify",
         "pipeline.reembed pipeline.report_facts pipeline.report_sample pipeline.verify_view",
         # the report of an output
         "pipeline.report",
         "pipeline.report_figures",
         "pipeline.report_page",
         "pipeline.actors pipeline.inspection_view pipeline.work",
+        "pipeline.forecast_view",
         # the cluster
         "pipeline.cluster pipeline.demo pipeline.metrics pipeline.pools pipeline.progress pipeline.workers",
         "pipeline.driver",
@@ -81,8 +82,8 @@ IMPORT_TORCH = {
     "encoder.weights",
     "pipeline.actors",
     "pipeline.passes",
-    "pipeline.reembed",
     "pipeline.resize",
+    "pipeline.run_encoder",
 }
 NEVER_IN_ENCODER = {"pipeline", "ray", "yaml", "obstore", "pyarrow", "PIL", "pydantic", "typer"}
 
@@ -93,7 +94,10 @@ LOADS_TORCH = (
     | LOADS_RAY
     | {"encoder.pending", "pipeline.preprocess", "pipeline.decoder_child", "pipeline.stage"}
     | {
+        "pipeline.forecast",
+        "pipeline.forecast_view",
         "pipeline.ray_data",
+        "pipeline.reembed",
         "pipeline.work",
         "pipeline.progress",
         "pipeline.inspection",

@@ -161,7 +161,7 @@ def test_other_weights_in_the_checkpoint_are_refused(output, tmp_path, checkpoin
     run_file.write_text(json.dumps(record))
     done = verify(output, "--sample", 1)
     assert isinstance(done.exception, CheckpointError)
-    assert "must be computed with the run's weights" in str(done.exception)
+    assert "the weights must be the run's on every machine" in str(done.exception)
 
 
 def test_a_folder_that_is_no_output_is_refused(tmp_path):
