@@ -78,7 +78,7 @@ def make_report(
     facts = gather_facts(storage, output, record)
     log.info("%d outputs read; looking at some of their rows", facts.shards)
     readout = record.model.readout
-    urls = sorted(url for url, _ in facts.sampled)
+    urls = sorted(facts.sampled)
     sample = read_sample(storage, urls, readout.vectors, readout.width)
     health = measure_health(sample.vectors)
     examples = read_examples(storage, output, facts.having)

@@ -1,6 +1,5 @@
-"""What an output folder says of its run: counts, times and the worst shards, from its footers."""
+"""What the footers of an output say of its run: counts, times, and the worst shards."""
 
-import heapq
 import random
 from array import array
 from collections import Counter, defaultdict
@@ -10,63 +9,24 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from pipeline.errors import OutputError, StorageError
 from pipeline.footer import read_footer
-from pipeline.manifest import EMBEDDINGS, named_number
+from pipeline.manifest import EMBEDDINGS, is_in_sorted, named_number
 from pipeline.parallel import in_threads
 from pipeline.quarantine import FailedShard, failed_urls, read_failure
+from pipeline.report_worst import ShardLine, Worst
 from pipeline.run_record import RunRecord
 from pipeline.storage import ObjectInfo, Storage, is_temporary
 
 _THREADS = 16  # each waits for a footer
 SAMPLED_SHARDS = 64  # whose rows are looked at
 _SHARDS_FOR_REASON = 4  # whose rejects are looked at for examples
-_LISTED = 8  # in each list of the worst
+_LISTED = 8  # of what cannot be read
 _FAILURES = 20
 # Later versions added the other fields of a footer.
 _NEEDED = {"shard", "attempt", "size", "complete", "read", "embedded", "rejected"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLine:
-    """One shard, as the lists of the worst show it."""
-
-    shard: str
-    read: int
-    rejected: int
-    seconds: float  # from the beginning of its attempt until its rows were whole
-    fill: float | None  # of its passes; None where its footer does not tell
-    complete: bool
-
-    @property
-    def reject_share(self) -> float:
-        return self.rejected / self.read if self.read else 0.0
-
-    @property
-    def rate(self) -> float:
-        """Images a second."""
-        return self.read / self.seconds if self.seconds > 0 else 0.0
-
-
-class Worst:
-    """Keeps the lines with the largest ranks."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, ShardLine]] = []
-        self._count = 0
-
-    def offer(self, rank: float, line: ShardLine) -> None:
-        self._count += 1
-        item = (rank, self._count, line)
-        if len(self._heap) < _LISTED:
-            heapq.heappush(self._heap, item)
-        else:
-            heapq.heappushpop(self._heap, item)
-
-    @property
-    def lines(self) -> list[ShardLine]:
-        """The worst first."""
-        return [line for _, _, line in sorted(self._heap, reverse=True)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +58,7 @@ class Facts:
     finished: "array[float]" = field(default_factory=lambda: array("d"))
     images: "array[float]" = field(default_factory=lambda: array("d"))
     fills: "array[float]" = field(default_factory=lambda: array("d"))
-    sampled: list[tuple[str, int]] = field(default_factory=list)  # URL and rows, at random
+    sampled: list[str] = field(default_factory=list)  # URLs of some with rows, at random
     with_rows: int = 0  # shards
     having: defaultdict[str, list[tuple[str, str]]] = field(
         default_factory=lambda: defaultdict(list)
@@ -132,13 +92,9 @@ def gather_facts(storage: Storage, output: str, record: RunRecord) -> Facts:
             facts.unreadable += [footer] * (len(facts.unreadable) < _LISTED)
         else:
             _add(facts, footer)
-            _draw(facts, info.url, footer["embedded"], lots)
-    done = set(facts.numbers)
-    given_up = [url for url in failed_urls(storage, output) if named_number(url) not in done]
-    facts.failed_shards = len(given_up)
-    for url in sorted(given_up)[:_FAILURES]:
-        if (failure := read_failure(storage, url)) is not None:
-            facts.failed.append(failure)
+            if footer["embedded"]:
+                _draw(facts, info.url, lots)
+    _add_failures(facts, storage)
     return facts
 
 
@@ -156,6 +112,22 @@ def _footer(storage: Storage, info: ObjectInfo) -> tuple[ObjectInfo, dict[str, A
     if missing := _NEEDED - footer.keys():
         return info, f"{info.url}: its footer lacks {', '.join(sorted(missing))}"
     return info, footer
+
+
+def _add_failures(facts: Facts, storage: Storage) -> None:
+    """The shards that were given up, without those that have their output by now."""
+    urls = np.array(sorted(failed_urls(storage, facts.output)), dtype=object)
+    numbers = np.array([named_number(url) or 0 for url in urls], dtype=np.uint64)
+    done = np.sort(np.frombuffer(facts.numbers, dtype=np.uint64))
+    given_up = urls[~is_in_sorted(numbers, done)].tolist()
+    facts.failed_shards = len(given_up)
+    for url in given_up[:_FAILURES]:
+        try:
+            failure = read_failure(storage, url)
+        except OutputError as error:
+            facts.unreadable.append(str(error))
+        else:
+            facts.failed += [failure] if failure else []
 
 
 def _add(facts: Facts, footer: Mapping[str, Any]) -> None:
@@ -222,12 +194,10 @@ def _rank(facts: Facts, line: ShardLine) -> None:
         facts.incomplete.offer(line.reject_share, line)
 
 
-def _draw(facts: Facts, url: str, rows: int, lots: random.Random) -> None:
+def _draw(facts: Facts, url: str, lots: random.Random) -> None:
     """Vitter's algorithm R: each shard with rows has the same chance."""
-    if not rows:
-        return
     facts.with_rows += 1
     if len(facts.sampled) < SAMPLED_SHARDS:
-        facts.sampled.append((url, rows))
+        facts.sampled.append(url)
     elif (place := lots.randrange(facts.with_rows)) < SAMPLED_SHARDS:
-        facts.sampled[place] = (url, rows)
+        facts.sampled[place] = url

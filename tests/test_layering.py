@@ -27,14 +27,14 @@ LAYERS = [
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
         "pipeline.orientation pipeline.parallel pipeline.report_health pipeline.report_plots "
-        "pipeline.report_times pipeline.report_words pipeline.retry pipeline.sniff pipeline.tar_header "
-        "pipeline.urls",
+        "pipeline.report_times pipeline.report_words pipeline.report_worst "
+        "pipeline.retry pipeline.sniff pipeline.tar_header pipeline.urls",
         "pipeline.config pipeline.heartbeat pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
         "pipeline.store_errors pipeline.tar",
         "pipeline.config_file pipeline.config_reference pipeline.image_header pipeline.metadata pipeline.stores "
         "pipeline.tables",
         # the parts of the stage
-        "pipeline.decode pipeline.objectstore pipeline.packing pipeline.shards",
+        "pipeline.decode pipeline.objectstore pipeline.packing pipeline.report_charts pipeline.shards",
         "pipeline.preprocess pipeline.storage",
         "pipeline.checkpoint_cache pipeline.decoder_child pipeline.footer pipeline.manifest "
         "pipeline.object_file pipeline.passes pipeline.report_pictures pipeline.specs "
@@ -46,8 +46,8 @@ LAYERS = [
         "pipeline.forecast pipeline.run_encoder pipeline.verify",
         "pipeline.reembed pipeline.report_facts pipeline.report_sample pipeline.verify_view",
         # the report of an output
-        "pipeline.report",
-        "pipeline.report_figures",
+        "pipeline.report pipeline.report_run_charts pipeline.report_sample_charts",
+        "pipeline.report_summary",
         "pipeline.report_page",
         "pipeline.actors pipeline.inspection_view pipeline.work",
         "pipeline.forecast_view",

@@ -13,7 +13,8 @@ from pipeline.errors import ShardError
 from pipeline.manifest import embeddings_url
 from pipeline.quarantine import describe_failure, write_failure
 from pipeline.report import make_report
-from pipeline.report_page import render_page, state_of
+from pipeline.report_page import render_page
+from pipeline.report_summary import state_of
 from pipeline.run_record import read_run
 from tests.pipeline import outputs
 from tests.pipeline.outputs import WIDTH, Output, shard_id
