@@ -86,7 +86,7 @@ for command in (plan, inspect, verify, report, clean, schema):
 
 
 def _run(config: RunConfig) -> None:
-    from pipeline.cluster import connect
+    from pipeline.cluster import check_address, connect
     from pipeline.driver import run_leases
     from pipeline.manifest import open_run
     from pipeline.metrics import RunMetrics
@@ -94,6 +94,7 @@ def _run(config: RunConfig) -> None:
     from pipeline.storage import Storage
     from pipeline.work import prepare_work
 
+    check_address(config)
     storage = Storage(config.storage)
     work = prepare_work(config, storage)
     run_plan = work.plan

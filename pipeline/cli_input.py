@@ -99,8 +99,10 @@ def inspect(
     config: Annotated[
         Path | None, typer.Option(help="Take input, preprocess and packing from this file.")
     ] = None,
-    max_num_patches: Annotated[int | None, typer.Option(help="Patches per image at most.")] = None,
-    patch_size: Annotated[int, typer.Option(help="Side of a patch in pixels.")] = 16,
+    max_num_patches: Annotated[
+        int | None, typer.Option(min=1, help="Patches per image at most.")
+    ] = None,
+    patch_size: Annotated[int, typer.Option(min=1, help="Side of a patch in pixels.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines for machines.")] = False,
 ) -> None:
     """Tell what would happen to images: formats, grids, tokens, packs, rejects. Needs no model."""

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import ray
 
 from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
 
 log = logging.getLogger("embedmill")
 
@@ -20,6 +22,7 @@ _PATCH_BYTES = 16 * 16 * 3
 _MIN_STORE_BYTES = 256 << 20
 _SHARED_MEMORY = "/dev/shm"
 _SETTINGS = "packing.token_budget, packing.packs_in_flight or workers.preprocessors.max"
+_CONNECT_TIMEOUT_S = 10.0
 
 
 @contextmanager
@@ -33,13 +36,23 @@ def connect(config: RunConfig) -> Iterator[None]:
         if address is None:
             _start_local(config)
         else:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+            _join(address)
             log.info("using the Ray cluster at %s", ray.get_runtime_context().gcs_address)
             _check_stores(config, ray.nodes())
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _join(address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"a Ray cluster must answer at ray.address {address}: {error}. Start one, or leave the "
+            f"address out for a Ray of its own"
+        ) from error
 
 
 @contextmanager
@@ -133,3 +146,21 @@ def store_bytes(config: RunConfig) -> int:
     streams = 2 * config.workers.preprocessors.max  # one running and one waiting on each
     # One more pack of each stream is with the Encoder, one is being written.
     return streams * (config.packing.packs_in_flight + 2) * pack
+
+
+def check_address(config: RunConfig) -> None:
+    """None; raises ConfigError where nothing listens at ray.address.
+
+    Asked before anything is written: Ray 2.60 itself goes on trying for ten minutes.
+    """
+    address = config.ray.address or os.environ.get("RAY_ADDRESS") or ""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # auto, local: Ray looks on this machine
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(
+            f"a Ray cluster must answer at ray.address {address}: {error}. Is it the head's "
+            f"host:6379, and can this machine reach it? Leave the address out for a Ray of its own"
+        ) from error

@@ -21,8 +21,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the configuration {path}: {error.strerror}. It must be a YAML file like "
+            f"those in configs/; docs/configuration.md has every key"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the configuration {path} must be a YAML file, found bytes that are no UTF-8 text; "
+            f"what is in a shard or an image tells: embedmill inspect {path}"
+        ) from error
     return parse_config(text, overrides, name=str(path))
 
 
@@ -88,7 +96,9 @@ def _yaml_problem(error: yaml.YAMLError, text: str) -> str:
         return problem
     line = text.splitlines()[mark.line] if mark.line < len(text.splitlines()) else ""
     hint = ""
-    if re.search(r"[:\-]\s*[{*&!%@`\[].*", line):
+    if "\t" in line:
+        hint = "; YAML takes spaces for indentation, no tabs"
+    elif "given twice" not in problem and re.search(r"[:\-]\s*[{*&!%@`\[].*", line):
         hint = "; YAML reads { [ * & ! % @ ` itself: put the whole value in double quotes"
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}{hint}\n    {line.strip()}"
 
@@ -119,12 +129,17 @@ def _explain(detail: ErrorDetails) -> str:
     if kind == "extra_forbidden":
         return f"{place}: unknown key{_closest(detail['loc'])}"
     if kind == "missing":
-        return f"{place}: must be given"
+        return f"{place}: must be given; {_meaning(detail['loc'])}"
     if kind == "value_error":
         return f"{place}: {detail['msg'].removeprefix('Value error, ')}"
+    if kind == "model_type":
+        keys = ", ".join(_section_at(detail["loc"]).model_fields)
+        return f"{place}: should be a section with keys of its own ({keys}), got {found!r}"
     hint = ""
     if kind == "string_type" and isinstance(found, int | float):
-        hint = f'; YAML reads it as a {type(found).__name__}: write "{found}" with quotes'
+        hint = f'; YAML reads it as a number: write "{found}" with quotes'
+    if kind in ("int_type", "float_type") and isinstance(found, str):
+        hint = "; write the number without quotes"
     if kind in ("string_type", "list_type") and isinstance(found, dict):
         hint = "; YAML reads { itself: put the whole value in double quotes"
     if kind == "string_type" and isinstance(found, bool):
@@ -136,14 +151,23 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _closest(loc: tuple[int | str, ...]) -> str:
-    fields = sorted(_fields_at(loc[:-1]))
+    fields = sorted(_section_at(loc[:-1]).model_fields)
     close = difflib.get_close_matches(str(loc[-1]), fields, n=1)
     meant = f" (did you mean {close[0]}?)" if close else ""
     return f"{meant}; known here: {', '.join(fields)}"
 
 
-def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
-    """Field names of the section at a place in RunConfig."""
+def _meaning(loc: tuple[int | str, ...]) -> str:
+    """What a key that must be given is for."""
+    field = _section_at(loc[:-1]).model_fields[str(loc[-1])]
+    if field.description:
+        return " ".join(field.description.split())
+    needed = [k for k, f in _section_at(loc).model_fields.items() if f.is_required()]
+    return f"a section with {' and '.join(needed or ['shards'])}"
+
+
+def _section_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The section at a place in RunConfig; of a value, the one that it is in."""
     model: type[BaseModel] = RunConfig
     for part in loc:
         field = model.model_fields.get(str(part))
@@ -153,4 +177,4 @@ def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
         model = next(
             (c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model
         )
-    return list(model.model_fields)
+    return model

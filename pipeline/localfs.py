@@ -31,6 +31,10 @@ _KINDS: dict[int | None, StorageKind] = {
     errno.ETIMEDOUT: "transient",
     errno.EAGAIN: "transient",
 }
+_PLAIN: dict[int | None, str] = {
+    errno.ENOTDIR: "there is a file where a folder must be",
+    errno.EEXIST: "there is a file where a folder must be",
+}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -86,7 +90,7 @@ def os_errors(place: Location, operation: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = error.strerror or str(error)
+        message = _PLAIN.get(error.errno) or error.strerror or str(error)
         kind = _KINDS.get(error.errno, "other")
         raise StorageError(message, place.url, operation, kind) from error
 
@@ -103,7 +107,7 @@ def _walk(folder: str, parents: frozenset[tuple[int, int]]) -> Iterator[ObjectIn
         if identity in parents:
             return
         entries = os.scandir(folder)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return  # gone meanwhile, or never there: like an empty prefix of an object store
     folder_url = f"file://{quoted(folder)}".rstrip("/")
     with entries:

@@ -63,7 +63,10 @@ def read_run(storage: Storage, output: str) -> RunRecord:
     except StorageError as error:
         if error.kind != "not_found":
             raise
-        message = f"{output} must be the output folder of a run; it has no {RUN_FILE}"
+        message = (
+            f"{output} must be the output folder of a run, what output.path names in its "
+            f"configuration; it has no {RUN_FILE}"
+        )
         raise OutputError(message) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{url} is no record of a run ({type(error).__name__}: {error})"

@@ -121,7 +121,10 @@ def _braces(spec: str) -> Iterator[str]:
                 raise ConfigError(too_many)
             yield pattern
     except ValueError as error:
-        raise ConfigError(f"{without_secrets(spec)!r}: {error}") from error
+        raise ConfigError(
+            f"{without_secrets(spec)!r}: {str(error).split(':')[0].lower()}; a range of shards is "
+            f"written {{00000..00099}}"
+        ) from error
 
 
 def _local_path(pattern: str) -> str | None:

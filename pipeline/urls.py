@@ -9,6 +9,7 @@ from pipeline.errors import ConfigError, StorageError
 
 SCHEMES = ("file", "s3", "gs", "az", "http", "https", "memory")
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_ONE_SLASH = re.compile(rf"(?:{'|'.join(SCHEMES)}):/?(?=[^/])")
 _SAFE = "/!$&'()*+,;=:@"  # what RFC 3986 allows in a path: dt=2024/a,b stays readable
 # Canonical at a glance, a fifth of the work: a driver may see a million of them several times.
 _CANONICAL = re.compile(r"(?:s3|gs|az)://[\w.-]+(?:/[\w.~!$&'()*+,;=:@-]+)+", re.ASCII)
@@ -54,6 +55,12 @@ def locate(path_or_url: str) -> Location:
     """The parts of a path or URL. Raises ConfigError as canonical_url does."""
     if not path_or_url or "\0" in path_or_url:
         raise ConfigError(f"a path or URL must be a non-empty text, found {path_or_url!r}")
+    if half := _ONE_SLASH.match(path_or_url):
+        scheme, rest = half[0].rstrip("/"), path_or_url[half.end() :]
+        raise ConfigError(
+            f"{without_secrets(path_or_url)}: a URL has two slashes, {scheme}//{rest}; a folder "
+            f"of that name is ./{path_or_url}"
+        )
     if not is_url(path_or_url):
         return _local(os.path.expanduser(path_or_url), path_or_url)
     parts = urlsplit(path_or_url)

@@ -73,9 +73,18 @@ class Progress:
 
 def _model_facts(config: RunConfig, storage: Storage) -> ModelFacts:
     model, budget = config.model, config.packing.token_budget
-    described = describe_checkpoint(
-        local_checkpoint(model.checkpoint, storage), revision=model.revision, prefix=model.prefix
-    )
+    try:
+        described = describe_checkpoint(
+            local_checkpoint(model.checkpoint, storage),
+            revision=model.revision,
+            prefix=model.prefix,
+        )
+    except CheckpointError as error:
+        raise ConfigError(f"model.checkpoint: {error}") from error
+    try:
+        readout = described.readout(wanted_output(config.output))
+    except CheckpointError as error:
+        raise ConfigError(f"output and model.checkpoint contradict: {error}") from error
     try:
         geometry = described.geometry(max_num_patches=config.preprocess.max_num_patches)
     except CheckpointError as error:
@@ -83,14 +92,15 @@ def _model_facts(config: RunConfig, storage: Storage) -> ModelFacts:
     if geometry.max_num_patches > budget:
         raise ConfigError(
             f"packing.token_budget must hold an image of {geometry.max_num_patches} patches, as "
-            f"{model.checkpoint} makes them, got {budget}"
+            f"{model.checkpoint} makes them, got {budget}; raise it, or lower "
+            f"preprocess.max_num_patches"
         )
     return ModelFacts(
         checkpoint=without_secrets(model.checkpoint),
         revision=described.revision,
         digest=described.digest,
         geometry=geometry,
-        readout=described.readout(wanted_output(config.output)),
+        readout=readout,
     )
 
 
