@@ -72,8 +72,8 @@ def make_report(
 ) -> Report:
     """The report on an output folder. `inputs` are the run's shards, None: they are not compared.
 
-    In memory are at most 8,192 rows, a few row groups, and 50 bytes for each shard. Pictures are
-    looked for during `patience_s`. Raises StorageError where the folder cannot be listed.
+    In memory are at most 8,192 rows, a few row groups, and some 100 bytes for each shard. Pictures
+    are looked for during `patience_s`. Raises StorageError where the folder cannot be listed.
     """
     facts = gather_facts(storage, output, record)
     log.info("%d outputs read; looking at some of their rows", facts.shards)

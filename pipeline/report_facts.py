@@ -31,7 +31,7 @@ _NEEDED = {"shard", "attempt", "size", "complete", "read", "embedded", "rejected
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """Sums over all footers; 48 bytes for each shard beside them."""
+    """Sums over all footers; 40 bytes for each shard beside them."""
 
     output: str
     record: RunRecord
@@ -89,7 +89,8 @@ def gather_facts(storage: Storage, output: str, record: RunRecord) -> Facts:
         facts.output_bytes += info.size
         if isinstance(footer, str):
             facts.unreadable_shards += 1
-            facts.unreadable += [footer] * (len(facts.unreadable) < _LISTED)
+            if len(facts.unreadable) < _LISTED:
+                facts.unreadable.append(footer)
         else:
             _add(facts, footer)
             if footer["embedded"]:
@@ -123,11 +124,10 @@ def _add_failures(facts: Facts, storage: Storage) -> None:
     facts.failed_shards = len(given_up)
     for url in given_up[:_FAILURES]:
         try:
-            failure = read_failure(storage, url)
+            if (failure := read_failure(storage, url)) is not None:
+                facts.failed.append(failure)
         except OutputError as error:
             facts.unreadable.append(str(error))
-        else:
-            facts.failed += [failure] if failure else []
 
 
 def _add(facts: Facts, footer: Mapping[str, Any]) -> None:

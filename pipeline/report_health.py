@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 _PAIRS = 20_000
 _SPECTRUM_ROWS = 2048  # its cost grows with the cube
 _BLOCK = 1024
-# Two photos under SigLIP2 have a cosine of about 0.6, a photo and its recompressed double 0.98 and
-# more; the distance is taken relative to the usual one so that other towers have the same measure.
-_NEAR = 0.05
+_NEAR = 0.05  # of the usual distance: towers whose vectors fill different cones have one measure
+_ROUNDING = 1e-6  # of a cosine in float32
 _NEIGHBOURS = 5
 
 
@@ -52,7 +51,7 @@ def measure_health(vectors: NDArray[np.float32], *, queries: int = 6) -> Health 
         return None
     units = (vectors[good] / norms[good, None]).astype(np.float32)
     cosines = _random_cosines(units)
-    near = 1 - _NEAR * (1 - float(np.median(cosines)))
+    near = 1 - max(_NEAR * (1 - float(np.median(cosines))), _ROUNDING)
     asked = np.unique(np.linspace(0, len(good) - 1, min(queries, len(good))).astype(int))
     some = good[:: max(1, -(-len(good) // _SPECTRUM_ROWS))]
     return Health(
@@ -75,8 +74,11 @@ def _random_cosines(units: NDArray[np.float32]) -> NDArray[np.float64]:
     random = np.random.default_rng(0)
     first = random.integers(0, len(units), _PAIRS)
     second = (first + random.integers(1, len(units), _PAIRS)) % len(units)
-    cosines: NDArray[np.float64] = (units[first] * units[second]).sum(axis=1, dtype=np.float64)
-    return cosines
+    parts = [
+        (units[first[start : start + _BLOCK]] * units[second[start : start + _BLOCK]]).sum(axis=1)
+        for start in range(0, _PAIRS, _BLOCK)
+    ]
+    return np.concatenate(parts).astype(np.float64)
 
 
 def _spectrum(vectors: NDArray[np.float32]) -> NDArray[np.float64]:

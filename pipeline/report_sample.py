@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 
 import numpy as np
 import pyarrow as pa
@@ -91,17 +92,23 @@ def read_examples(
     storage: Storage, output: str, having: Mapping[str, Sequence[tuple[str, str]]]
 ) -> dict[str, list[RejectLine]]:
     """A few rejects of each reason; `having` names shards and attempts with such rejects."""
-    examples: dict[str, list[RejectLine]] = {}
-    for reason, places in having.items():
-        lines = examples.setdefault(reason, [])
-        for number, (shard, attempt) in enumerate(places):
-            share = -(-(_EXAMPLES - len(lines)) // (len(places) - number))
-            url = rejects_url(output, shard, attempt)
-            lines += _some_rejects(storage, url, reason, share)
-    return examples
+    places = [
+        (reason, rejects_url(output, *place)) for reason in having for place in having[reason]
+    ]
+    found = in_threads(partial(_some_rejects, storage), places, threads=_THREADS)
+    by_reason: dict[str, list[list[RejectLine]]] = {reason: [] for reason in having}
+    for (reason, _), lines in zip(places, found, strict=True):
+        by_reason[reason].append(lines)
+    return {reason: _in_turn(lists)[:_EXAMPLES] for reason, lists in by_reason.items()}
 
 
-def _some_rejects(storage: Storage, url: str, reason: str, limit: int) -> list[RejectLine]:
+def _in_turn(lists: Sequence[Sequence[RejectLine]]) -> list[RejectLine]:
+    """The first of each list, then the second of each, and so on."""
+    return [line for rank in zip_longest(*lists) for line in rank if line is not None]
+
+
+def _some_rejects(storage: Storage, place: tuple[str, str]) -> list[RejectLine]:
+    reason, url = place
     columns = ["shard", "key", "member", "reason", "detail"]
     lines: list[RejectLine] = []
     try:
@@ -109,12 +116,12 @@ def _some_rejects(storage: Storage, url: str, reason: str, limit: int) -> list[R
             for number in range(parquet.num_row_groups):
                 table = parquet.read_row_group(number, columns=columns)
                 table = table.filter(pc.equal(table.column("reason"), reason))
-                lines += [RejectLine(**row) for row in table.slice(0, limit).to_pylist()]
-                if len(lines) >= limit:
+                lines += [RejectLine(**row) for row in table.slice(0, _EXAMPLES).to_pylist()]
+                if len(lines) >= _EXAMPLES:
                     break
     except _BROKEN:  # verify tells of it
         return []
-    return lines[:limit]
+    return lines
 
 
 def _groups(storage: Storage, url: str) -> list[_Group]:

@@ -87,7 +87,7 @@ def test_examples_of_a_reason_come_from_several_shards(place):
         for places in having.values():
             places.append((shard_id(name), attempt))
     examples = read_examples(output.storage, output.path, having)
-    assert [line.key for line in examples["decode_error"]] == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    assert [line.key for line in examples["decode_error"]] == ["a0", "b0", "a1", "b1", "a2", "b2"]
     assert [line.member for line in examples["empty_image"]] == ["ax.jpg", "bx.jpg"]
     gone = {"decode_error": [(shard_id("a"), "0" * 32)]}
     assert read_examples(output.storage, output.path, gone) == {"decode_error": []}
