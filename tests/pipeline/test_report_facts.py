@@ -123,4 +123,6 @@ def test_of_many_shards_some_are_drawn_and_all_are_counted(output):
     assert facts.shards == count + 1
     assert facts.with_rows == count
     assert len(set(facts.sampled)) == SAMPLED_SHARDS
+    listed = [info.url for info in output.storage.list(f"{output.path}/embeddings")]
+    assert set(facts.sampled) & set(listed[SAMPLED_SHARDS + 1 :])  # not just the first
     assert len(facts.slowest.lines) == 8

@@ -120,4 +120,4 @@ def test_a_picture_is_small_whatever_it_shows(storage, put):
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     found = pictures_of(storage, put(tar_bytes([("a.png", buffer.getvalue())])), row("a"))
-    assert len(found[row("a")].url) < 20_000
+    assert len(found[row("a")].url) < 16_100
