@@ -196,9 +196,9 @@ def test_the_page_is_small_where_everything_is_large(tmp_path, monkeypatch):
         "duplicate_key",
         "missing_metadata",
     )
-    noise = Image.effect_noise((200, 200), 250)
+    noise = np.random.default_rng(0).integers(0, 256, (168, 168, 3), dtype=np.uint8)
     buffer = io.BytesIO()
-    Image.merge("RGB", [noise, noise.rotate(90), noise.rotate(180)]).save(buffer, "PNG")
+    Image.fromarray(noise).save(buffer, "PNG")
     names = [f"{'long' * 10}{number}" for number in range(70)]
     output = Output(f"memory:///{tmp_path.name}", inputs=names)
     for name in names:
@@ -212,4 +212,4 @@ def test_the_page_is_small_where_everything_is_large(tmp_path, monkeypatch):
     page = Page(text)
     assert page.tags["img"] > 40
     assert "A sample: 256 of 280 embedded images" in page.text
-    assert len(text.encode()) < 3_000_000
+    assert len(text.encode()) < 5_000_000
