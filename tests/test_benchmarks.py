@@ -106,30 +106,3 @@ def test_packing(tmp_path):
         assert 0.95 <= fill["shards_100_shared"] <= 1
         assert 0.95 <= fill["shards_1000_shared"] <= 1
         assert 0 <= figures["padding"]["to_the_largest_of_32"] < 0.5
-
-
-@pytest.mark.slow
-def test_stage(tmp_path):
-    engines = "embedmill", "embedmill, no encoder", "plain loops, no encoder"
-    sizes = "--copies", 10, "--rounds", 1, "--engines", *engines
-    figures = figures_of(tmp_path, "stage.py", PHOTOS, *sizes)
-    assert figures["runs"].keys() == set(engines)
-    for (run,) in figures["runs"].values():
-        assert run["images"] == figures["images"]
-        assert 0 < run["images_per_s"] < run["steady"]["images_per_s"]
-        assert all(spent >= 0 for spent in run["steady"]["cpu_ms_per_image"].values())
-
-
-@pytest.mark.slow
-def test_transport(tmp_path):
-    figures = figures_of(tmp_path, "transport.py", "--packs", 20, "--rounds", 1)
-    pack = figures["64 images of 256 patches"]
-    assert pack["pixels"] == 64 * 256 * 768
-    assert 0 < pack["other"] < 0.01 * pack["pixels"]
-    assert figures["one patch"]["ms"] > 0
-
-
-@pytest.mark.slow
-def test_cold_start(tmp_path):
-    (seconds,) = figures_of(tmp_path, "cold_start.py", "--rounds", 1)["rounds"]
-    assert 0 < seconds["command line"] < seconds["Ray"] < seconds["first shard"] <= seconds["end"]
