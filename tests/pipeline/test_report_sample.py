@@ -1,12 +1,16 @@
 """A sample of rows is whole where there are few, and even where there are many."""
 
+import io
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline import report_sample
 from pipeline.manifest import embeddings_url
 from pipeline.object_file import ObjectFile
 from pipeline.report_sample import read_examples, read_sample
+from pipeline.tables import embeddings_schema, rows_table
 from tests.pipeline.outputs import WIDTH, Output, shard_id
 
 
@@ -62,11 +66,22 @@ def test_no_more_than_so_many_bytes_are_read(place, monkeypatch):
 
 
 def test_tokens_stand_by_their_mean(place):
-    settings = {"path": place, "vectors": "tokens", "dtype": "float32"}
-    output = Output(place, output=settings)
-    vectors = np.arange(2 * WIDTH, dtype=np.float32).reshape(2, WIDTH)
-    output.publish("a", ("k0", "k1"), vectors=vectors)
-    np.testing.assert_array_equal(sampled(output, "a").vectors, vectors)  # of one token each
+    output = Output(place, output={"path": place, "vectors": "tokens", "dtype": "float32"})
+    rng = np.random.default_rng(0)
+    tokens = [rng.standard_normal((count, WIDTH)).astype(np.float32) for count in (6, 1, 12, 4)]
+    rows = [
+        {"key": f"k{i}", "shard": "s", "index": i, "tokens": values, "height": 16, "width": 16}
+        | {"grid_h": 1, "grid_w": len(values)}
+        for i, values in enumerate(tokens)
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(rows_table(rows, embeddings_schema(output.config, WIDTH)), buffer)
+    output.storage.put(urls(output, "a")[0], buffer.getvalue())
+    expected = np.stack([values.mean(axis=0) for values in tokens])
+    np.testing.assert_allclose(sampled(output, "a").vectors, expected, rtol=1e-5)
+    some = sampled(output, "a", rows=2)
+    assert some.keys == ["k0", "k2"]
+    np.testing.assert_allclose(some.vectors, expected[[0, 2]], rtol=1e-5)
 
 
 def test_an_object_that_is_broken_or_gone_is_left_out(place):
