@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import REPOSITORY, read_rows, write_shard
+from tests.integration.conftest import REPOSITORY, plant, read_rows, write_shard
 from tests.integration.ray_head import STORE, ray_head
 
 NUM_SHARDS = 15
@@ -35,7 +35,7 @@ while True:
     time.sleep(0.2)
 """
 
-# Planted through sitecustomize, as in test_decoder_faults.
+# For every worker of the cluster.
 PLANTED = """
 import time
 import pipeline.preprocess as preprocess
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture
 def head():
     with tempfile.TemporaryDirectory(prefix="em", dir="/tmp") as folder:
-        Path(folder, "sitecustomize.py").write_text(PLANTED)
+        plant(Path(folder), PLANTED)
         path = f"{folder}:{REPOSITORY}"
         with ray_head(
             Path(folder), num_cpus=2, node_types={"gpu": GPU_NODE}, PYTHONPATH=path

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.integration.conftest import embedmill, read_rejects, read_rows, write_shard
+from tests.integration.conftest import embedmill, plant, read_rejects, read_rows, write_shard
 
-# Planted through sitecustomize: every process of the run, Ray's workers too, decodes with it.
+# Every worker of the run decodes with it.
 PLANTED = """
 import ctypes, os
 import pipeline.preprocess as preprocess
@@ -32,8 +32,7 @@ def test_a_hanging_and_a_crashing_decoder_cost_one_image_each(
     write_shard(tmp_path / "shards" / "a.tar", good | {"hang.jpg": b"hang"})
     write_shard(tmp_path / "shards" / "b.tar", {"crash.jpg": b"crash"} | good)
     site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(PLANTED)
+    plant(site, PLANTED)
     monkeypatch.setenv("PYTHONPATH", str(site))
     run = embedmill("run", write_config(preprocess={"decode_timeout_s": 3}))
     assert run.returncode == 0, run.stderr
