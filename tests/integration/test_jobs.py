@@ -12,7 +12,7 @@ import pytest
 from tests.integration.conftest import REPOSITORY, read_rows, write_shard
 from tests.integration.ray_head import RAY, ray_head
 
-NUM_SHARDS, NUM_IMAGES = 30, 8
+NUM_SHARDS, NUM_IMAGES = 80, 8  # half a minute of work: ray job stop itself takes seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -59,7 +59,7 @@ def actors():
 def test_a_job_that_is_stopped_and_submitted_again_completes_exactly(head, config, tmp_path):
     log = tmp_path / "first.log"
     client = submit(head, config, log)
-    line = re.compile(r"INFO shards \d+/30, images [\d,]+ \([\d,.]+/s\).*left ")
+    line = re.compile(r"INFO shards \d+/80, images [\d,]+ \([\d,.]+/s\).*left ")
     while len(published(tmp_path)) < 3 or not line.search(log.read_text()):
         assert client.poll() is None, log.read_text()
         time.sleep(0.1)
