@@ -41,6 +41,11 @@ def idle_s_of(states: Mapping[K, EncoderState], attempt: str) -> float:
     return 0.0
 
 
+def _computed_s(state: EncoderState) -> float:
+    """Seconds of passes, of the one that runs so far too."""
+    return state.busy_s + state.encoding_for_s
+
+
 def load_between(
     before: Mapping[K, EncoderState], now: Mapping[K, EncoderState], elapsed: float
 ) -> Load | None:
@@ -50,7 +55,7 @@ def load_between(
         earlier = before.get(encoder)
         if earlier is None or not state.leases:
             continue
-        busy.append((state.busy_s - earlier.busy_s + state.encoding_for_s) / elapsed)
+        busy.append((_computed_s(state) - _computed_s(earlier)) / elapsed)
         known = {lease.attempt: lease.blocked_s for lease in earlier.leases}
         for lease in state.leases:
             if lease.images:
