@@ -4,6 +4,7 @@ Exit codes: 0 all done, 1 finished with failed shards, 2 wrong use or configurat
 limit or an invariant, 130 interrupted.
 """
 
+import json
 import logging
 import shlex
 import signal
@@ -12,13 +13,14 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
 from encoder.batch import PackMismatchError
 from encoder.config import CheckpointError
+from pipeline import logs
 from pipeline.cli_input import inspect, plan, schema
 from pipeline.cli_options import ConfigArgument, SetOption
 from pipeline.cli_output import clean, report, verify
@@ -55,12 +57,23 @@ AddressOption = Annotated[
 
 
 @app.command()
-def run(config: ConfigArgument, changes: SetOption = None, address: AddressOption = None) -> None:
+def run(
+    config: ConfigArgument,
+    changes: SetOption = None,
+    address: AddressOption = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Only warnings, errors and the summary.")
+    ] = False,
+    json_logs: Annotated[
+        bool, typer.Option("--json-logs", help="The log as JSON, one object a line.")
+    ] = False,
+) -> None:
     """Embed every shard that has no output yet. The same command continues a stopped run."""
+    logs.set_up(quiet=quiet, as_json=json_logs)
     overrides = list(changes or [])
     if address is not None:
         overrides.append(f"ray.address={address}")
-    _run(load_config(config, overrides))
+    _run(load_config(config, overrides), live=not (quiet or json_logs))
 
 
 @app.command()
@@ -85,12 +98,12 @@ for command in (plan, inspect, verify, report, clean, schema):
     app.command()(command)
 
 
-def _run(config: RunConfig) -> None:
+def _run(config: RunConfig, *, live: bool = True) -> None:
     from pipeline.cluster import check_address, connect
     from pipeline.driver import run_leases
     from pipeline.manifest import open_run
     from pipeline.metrics import RunMetrics
-    from pipeline.progress import Display, summary
+    from pipeline.progress import Display, facts, summary
     from pipeline.storage import Storage
     from pipeline.work import prepare_work
 
@@ -109,22 +122,21 @@ def _run(config: RunConfig) -> None:
         return
     log.info("%d of %d shards to do", len(work.pending), work.total)
     try:
-        with connect(config), Display(console) as display:
+        with connect(config), Display(console if live else None) as display:
             metrics = RunMetrics(run_plan.output)
             progress = run_leases(work, storage, (display.show, metrics.update))
     except KeyboardInterrupt as error:
         command = shlex.join(["embedmill", *sys.argv[1:]])
         _say(f"Stopped. What is published stays; continue with: {command}")
         raise typer.Exit(130) from error
-    _say(summary(progress, run_plan.output))
+    _say(summary(progress, run_plan.output), **facts(progress))
     if progress.failed:
         raise typer.Exit(1)
 
 
 def main() -> NoReturn:
     """Runs the command line and exits with one of the documented codes."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    log.setLevel(logging.INFO)
+    logs.set_up()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         app(standalone_mode=True)
@@ -142,8 +154,12 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt  # a stopped job ends like Ctrl-C: leases dropped, actors ended
 
 
-def _say(message: str) -> None:
-    console.print(message, markup=False, soft_wrap=True)
+def _say(message: str, **facts: Any) -> None:
+    """None; tells it whatever the level of the log, with the facts where the log is JSON."""
+    if logs.is_json():
+        print(json.dumps({"message": message, **facts}), file=sys.stderr)
+    else:
+        console.print(message, markup=False, soft_wrap=True)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -20,8 +20,10 @@ _LINE_EVERY_S = 10.0
 class Display:
     """Shows a Progress about once a second on a terminal, as a log line every 10 s elsewhere."""
 
-    def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, transient=True) if console.is_terminal else None
+    def __init__(self, console: Console | None) -> None:
+        """Without a console there are log lines, on a terminal too."""
+        on_terminal = console is not None and console.is_terminal
+        self._live = Live(console=console, transient=True) if on_terminal else None
         self._last_line = time.monotonic()
         self._rate = _Rate()
 
@@ -47,7 +49,7 @@ class Display:
             self._live.update(_table(progress, self._rate))
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
-            log.info("%s", line(progress, self._rate))
+            log.info("%s", line(progress, self._rate), extra={"facts": facts(progress)})
 
 
 def _log_to(stream: TextIO) -> None:
@@ -93,6 +95,26 @@ def line(progress: Progress, rate: _Rate) -> str:
     parts.append(f"workers {progress.encoders}+{progress.preprocessors}")
     parts.append(f"left {_eta(progress)}")
     return ", ".join(parts)
+
+
+def facts(progress: Progress) -> dict[str, Any]:
+    """What `line` and `summary` tell, for machines; counts are of shards that are done."""
+    return {
+        "shards": progress.total,
+        "shards_done_before": progress.already_done,
+        "shards_done": progress.done,
+        "shards_lost": progress.lost,
+        "shards_failed": dict(progress.failed),
+        "images_read": progress.read,
+        "images_embedded": progress.embedded,
+        "rejected": dict(progress.rejected),
+        "tokens": progress.tokens,
+        "open_images": progress.open_images,
+        "encoders": progress.encoders,
+        "preprocessors": progress.preprocessors,
+        "leases": progress.leases,
+        "seconds": round(time.monotonic() - progress.started, 1),
+    }
 
 
 def summary(progress: Progress, output: str) -> str:

@@ -25,7 +25,7 @@ LAYERS = [
         "encoder.non_finite encoder.pending encoder.seeded encoder.weights pipeline.records",
         "encoder.infer pipeline.errors pipeline.scaling",
         # bytes, names and places
-        "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys "
+        "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys pipeline.logs "
         "pipeline.orientation pipeline.parallel pipeline.report_health pipeline.report_plots "
         "pipeline.report_times pipeline.report_words pipeline.report_worst "
         "pipeline.retry pipeline.sniff pipeline.tar_header pipeline.urls",

@@ -1,5 +1,6 @@
 """Whole runs through the command line on a local Ray."""
 
+import json
 import os
 import re
 import signal
@@ -55,13 +56,21 @@ def test_rejects_of_lost_attempts_are_gone_after_a_run(shards, write_config, tmp
     for number in (12, 13):
         write_shard(tmp_path / "shards" / f"{number}.tar", bad)
     config = write_config()
-    assert embedmill("run", config).returncode == 0
+    quiet = embedmill("run", config, "--quiet")
+    assert quiet.returncode == 0, quiet.stderr
+    assert quiet.stderr.startswith("14 shards done now, 0 were done before\n74 images read = ")
     kept = sorted((tmp_path / "out" / "rejects").iterdir())
     stale = kept[0].with_name(f"{kept[0].name.split('.')[0]}.{'0' * 32}.parquet")
     stale.write_bytes(kept[0].read_bytes())  # as a killed attempt leaves it
     next((tmp_path / "out" / "embeddings").glob("03-*")).unlink()
-    assert embedmill("run", config).returncode == 0
+    again = embedmill("run", config, "--json-logs")
+    assert again.returncode == 0, again.stderr
     assert sorted((tmp_path / "out" / "rejects").iterdir()) == kept
+    said = [json.loads(line) for line in again.stderr.splitlines()]
+    assert said[0]["message"] == "1 of 14 shards to do"
+    assert {"time", "level"} <= said[0].keys()
+    counts = {"shards": 14, "shards_done_before": 13, "shards_done": 1, "images_read": 6}
+    assert counts.items() <= said[-1].items()
 
 
 @pytest.mark.slow
