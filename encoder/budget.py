@@ -28,7 +28,7 @@ def forward_bytes(config: EncoderConfig, dtype: torch.dtype) -> int:
 def forward_budget(config: EncoderConfig, *, device: torch.device, dtype: torch.dtype) -> int:
     """Tokens in one forward pass: what half the free memory of a CUDA device holds, at most 65,536.
 
-    On a CPU 4,096: see docs/numerics.md for what that gains.
+    On a CPU 4,096, which was not compared with others.
     """
     if device.type != "cuda":
         return _CPU_TOKENS
