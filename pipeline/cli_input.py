@@ -53,8 +53,7 @@ def plan(
 
 
 def _forecast(work: "Work", storage: "Storage", count: int) -> None:
-    from pipeline.cluster import store_bytes
-    from pipeline.forecast import forecast, memory_bytes, sample_images, try_encoder
+    from pipeline.forecast import forecast, sample_images, try_encoder
     from pipeline.forecast_view import (
         forecast_lines,
         memory_lines,
@@ -68,17 +67,15 @@ def _forecast(work: "Work", storage: "Storage", count: int) -> None:
     sampled = sample_images(work.pending, plan, storage, count)
     _section("sampled", sampled_lines(sampled))
     found, speed = forecast(work.pending, sampled, plan, storage), None
-    store = store_bytes(config)
-    memory, machine = memory_bytes(config, store), _memory_here(config)
+    machine = _memory_here(config)
     if found is not None and sampled.trial:
         if (device := device_here(config)) == config.device:
             encoder = load_run_encoder(config, plan.model, storage, device=device)
             speed = try_encoder(encoder, sampled.trial)
         _section("to do", forecast_lines(found, config.packing.token_budget))
         _section("speed", speed_lines(found, config, sampled.images_per_s, speed))
-    _section("memory", memory_lines(memory, store, machine))
-    told = warnings(sampled, config, encoder=speed, memory=memory, machine=machine)
-    for warning in told:
+    _section("memory", memory_lines(config, machine))
+    for warning in warnings(sampled, config, encoder=speed, machine=machine):
         print(f"WARNING        {warning}")
 
 

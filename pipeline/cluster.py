@@ -15,10 +15,10 @@ import ray
 
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
+from pipeline.memory import store_bytes
 
 log = logging.getLogger("embedmill")
 
-_PATCH_BYTES = 16 * 16 * 3
 _MIN_STORE_BYTES = 256 << 20
 _SHARED_MEMORY = "/dev/shm"
 _SETTINGS = "packing.token_budget, packing.packs_in_flight or workers.preprocessors.max"
@@ -138,14 +138,6 @@ def _check_stores(config: RunConfig, nodes: list[dict[str, Any]]) -> None:
                 "--object-store-memory, or lower %s",
                 *(node["NodeID"][:8], here, here * each >> 20, room >> 20, _SETTINGS),
             )
-
-
-def store_bytes(config: RunConfig) -> int:
-    """Bytes of packs that the pools at their largest may hold in the object store at once."""
-    pack = config.packing.token_budget * _PATCH_BYTES
-    streams = 2 * config.workers.preprocessors.max  # one running and one waiting on each
-    # One more pack of each stream is with the Encoder, one is being written.
-    return streams * (config.packing.packs_in_flight + 2) * pack
 
 
 def check_address(config: RunConfig) -> None:

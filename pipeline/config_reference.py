@@ -10,7 +10,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config import RunConfig, Section
+from pipeline.config import RunConfig
+from pipeline.config_types import Section
 
 _HEAD = """\
 # Configuration

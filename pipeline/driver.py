@@ -100,6 +100,7 @@ class _LeaseLoop:
             leases_each=_LEASES_PER_PREPROCESSOR,
             needs=f"{workers.preprocessors.num_cpus:g} CPUs",
         )
+        self._pools = self._encoders, self._preprocessors
         pool = workers.preprocessors
         self._scaler = PreprocessorScaler(low=pool.min, high=pool.max)
         self._num_encoders, self._num_preprocessors = 0, pool.min
@@ -111,8 +112,7 @@ class _LeaseLoop:
         """None; one round: actors, leases out, results in."""
         self._keep_pools()
         self._lease_out()
-        starting = [m.start_ref for p in self._pools for m in p.members if m.place is None]
-        waiting = [*self._open, *starting]
+        waiting = [*self._open, *(start for pool in self._pools for start in pool.starting)]
         if not waiting:
             time.sleep(_POLL_S)  # every pool waits for its backoff
         elif ray.wait(waiting, timeout=_POLL_S)[0]:
@@ -127,10 +127,6 @@ class _LeaseLoop:
     def close(self) -> None:
         for pool in self._pools:
             pool.close()
-
-    @property
-    def _pools(self) -> tuple[Pool, Pool]:
-        return self._encoders, self._preprocessors
 
     def _keep_pools(self) -> None:
         workers, remaining = self._plan.config.workers, self.progress.remaining
@@ -230,24 +226,15 @@ class _LeaseLoop:
         write_failure(self._storage, self._plan.output, failure)
 
     def _count(self, lease: Lease, result: LeaseResult) -> None:
-        report, progress = result.report, self.progress
         for pool in self._pools:
             pool.worked()
         if failed_url(self._plan.output, lease.shard) in self._quarantined:
             remove_failure(self._storage, self._plan.output, lease.shard)
         if result.outcome == "lost":
-            progress.lost += 1
+            self.progress.lost += 1
             return
-        progress.done += 1
-        progress.read += report.read
-        progress.embedded += report.embedded
-        progress.tokens += report.tokens
-        progress.passes += report.passes
-        progress.bytes_read += report.bytes_read
-        for phase, seconds in report.seconds.items():
-            progress.seconds[phase] = progress.seconds.get(phase, 0.0) + seconds
-        progress.rejected.update(report.rejected)
-        self._reject_share.add(report)
+        self.progress.add(result.report)
+        self._reject_share.add(result.report)
 
     def _observe(self) -> None:
         """Asks the Encoders how they are; ends what stalls, scales what waits."""

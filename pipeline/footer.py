@@ -1,4 +1,4 @@
-"""What the Parquet footer of an embeddings object says of its shard, read without its rows."""
+"""What the Parquet footer of an embeddings object says of its shard."""
 
 import json
 from typing import Any
@@ -7,10 +7,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import OutputError
+from pipeline.records import End, ShardReport
 from pipeline.storage import Storage
 
 FOOTER_KEY = b"embedmill"
 _TAIL_BYTES = 64 << 10
+
+
+def shard_facts(report: ShardReport, end: End) -> dict[str, Any]:
+    """What a footer says of the shard and of its final report."""
+    return {
+        "size": end.size,
+        "etag": end.etag,
+        "complete": end.complete,
+        "read": report.read,
+        "embedded": report.embedded,
+        "rejected": dict(report.rejected),
+        "skipped": dict(report.skipped),
+        "warnings": dict(report.warnings),
+        "seconds": {name: round(value, 4) for name, value in report.seconds.items()},
+        "tokens": report.tokens,
+        "passes": round(report.passes, 4),
+    }
 
 
 def read_footer(storage: Storage, url: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from encoder.batch import PackedBatch
-from pipeline.config import PreprocessConfig, RunConfig
+from pipeline.config import PreprocessConfig
 from pipeline.errors import ShardError
 from pipeline.image_header import probe
 from pipeline.packing import make_pack
@@ -115,12 +115,6 @@ def try_encoder(encode: Callable[[PackedBatch], Any], images: Sequence[PatchedIm
     start = time.perf_counter()
     encode(batch)
     return len(images) / (time.perf_counter() - start)
-
-
-def memory_bytes(config: RunConfig, store: int) -> int:
-    """What all workers at their most and `store` bytes of packs take; docs/operations.md."""
-    workers = config.workers
-    return (workers.preprocessors.max << 30) + (workers.encoders.max << 32) + store
 
 
 def _sample_shard(url: str, plan: RunPlan, storage: Storage, count: int, found: Sampled) -> None:

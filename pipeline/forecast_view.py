@@ -6,6 +6,8 @@ from statistics import median
 from pipeline.config import RunConfig
 from pipeline.forecast import Forecast, Sampled
 from pipeline.inspection_view import counts, histogram
+from pipeline.memory import store_bytes, worker_bytes
+from pipeline.words import bytes_text, duration_text
 
 _ENOUGH = 0.8  # share of an Encoder's images that its Preprocessors should bring
 
@@ -31,13 +33,13 @@ def forecast_lines(found: Forecast, token_budget: int) -> Iterator[str]:
     about = "" if found.exact else "about "
     yield (
         f"{about}{found.images:,} images, {found.good:,} of them with a row, in "
-        f"{size_text(found.input_bytes)} of shards"
+        f"{bytes_text(found.input_bytes)} of shards"
     )
     yield (
         f"{about}{found.tokens:,} tokens, {found.passes:,} full forward passes of "
         f"{token_budget:,} tokens"
     )
-    yield f"{about}{size_text(found.output_bytes)} of vectors"
+    yield f"{about}{bytes_text(found.output_bytes)} of vectors"
 
 
 def speed_lines(
@@ -54,14 +56,16 @@ def speed_lines(
         yield f"one Encoder: {encoder:,.1f} images/s, measured here on {config.device}"
         rate = min(pool * preprocessor, encoders * encoder)
         who = f"{pool} Preprocessors and {encoders} Encoders"
-    yield f"{who}, each on cores of its own: {rate:,.1f} images/s, {_duration(found.images / rate)}"
+    time = duration_text(found.images / rate)
+    yield f"{who}, each on cores of its own: {rate:,.1f} images/s, {time}"
 
 
-def memory_lines(memory: int, store: int, machine: int | None) -> Iterator[str]:
+def memory_lines(config: RunConfig, machine: int | None) -> Iterator[str]:
     """Lines on what all workers may take at their most."""
-    here = "" if machine is None else f"; this machine has {size_text(machine)}"
-    yield f"up to {size_text(memory)} for all workers: 1 GiB a Preprocessor, 4 GiB an Encoder"
-    yield f"and {size_text(store)} of packs in the object store{here}"
+    here = "" if machine is None else f"; this machine has {bytes_text(machine)}"
+    workers = bytes_text(worker_bytes(config))
+    yield f"up to {workers} for all workers: 1 GiB a Preprocessor, 4 GiB an Encoder"
+    yield f"and {bytes_text(store_bytes(config))} of packs in the object store{here}"
 
 
 def warnings(
@@ -69,7 +73,6 @@ def warnings(
     config: RunConfig,
     *,
     encoder: float | None,
-    memory: int,
     machine: int | None,
 ) -> Iterator[str]:
     """What should be looked at before the run; `machine` is its memory where the run is here."""
@@ -90,10 +93,11 @@ def warnings(
             f"Encoders will wait: {pool} Preprocessors bring {brought:,.0f} images/s, {encoders} "
             f"Encoders take {encoders * encoder:,.0f}. Raise workers.preprocessors.max"
         )
+    memory = worker_bytes(config) + store_bytes(config)
     if machine is not None and memory > machine:
         yield (
-            f"all workers together may take {size_text(memory)}, this machine has "
-            f"{size_text(machine)}. Lower workers.preprocessors.max or workers.encoders.max"
+            f"all workers together may take {bytes_text(memory)}, this machine has "
+            f"{bytes_text(machine)}. Lower workers.preprocessors.max or workers.encoders.max"
         )
     stores = {"s3": config.storage.s3, "gs": config.storage.gs, "az": config.storage.az}
     scheme = config.output.path.partition(":")[0]
@@ -102,20 +106,3 @@ def warnings(
             f"storage.{scheme}.conditional_put is disabled: the store may create an object over "
             "one that is there. Start only one run at a time on this output"
         )
-
-
-def size_text(number: float) -> str:
-    """Bytes for people: 12.3 MB."""
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if number < 1000 or unit == "TB":
-            break
-        number /= 1000
-    return f"{number:,.0f} {unit}" if unit == "bytes" else f"{number:,.1f} {unit}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} seconds"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:,.1f} hours"

@@ -51,6 +51,11 @@ class Pool:
     def ready(self) -> list[Member]:
         return [member for member in self.members if member.place is not None]
 
+    @property
+    def starting(self) -> list[Any]:
+        """The references of members' starts that have not been settled."""
+        return [member.start_ref for member in self.members if member.place is None]
+
     def resize(self, size: int) -> None:
         """None; creates what is missing unless a backoff is running, retires what is too much."""
         staying = [member for member in self.members if not member.retiring]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.report_words import count_text
+from pipeline.words import count_text
 
 BINS = 32
 

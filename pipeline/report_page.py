@@ -17,7 +17,7 @@ from pipeline.report_summary import (
     state_of,
     worst_tables,
 )
-from pipeline.report_words import (
+from pipeline.words import (
     bytes_text,
     clipped,
     count_text,

@@ -10,7 +10,7 @@ from pipeline.report_charts import Chart, Table, binned_table
 from pipeline.report_facts import Facts
 from pipeline.report_plots import area, bars
 from pipeline.report_times import Timeline
-from pipeline.report_words import count_text, duration_text, share_text
+from pipeline.words import count_text, duration_text, share_text
 
 # Phases of the reading half, then of the encoding half, in the order of the work.
 _PHASES = {

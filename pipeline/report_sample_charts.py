@@ -7,7 +7,7 @@ from pipeline.report_charts import BINS, Chart, Table, binned_table
 from pipeline.report_health import Health
 from pipeline.report_plots import area, bubbles, line
 from pipeline.report_sample import Sample
-from pipeline.report_words import count_text, share_text
+from pipeline.words import count_text, share_text
 
 _GRIDS = 300  # bubbles; the table has the first of them
 _TABLE_ROWS = 20

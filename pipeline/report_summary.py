@@ -10,7 +10,8 @@ from pipeline.config import RunConfig
 from pipeline.report import Report
 from pipeline.report_charts import Table
 from pipeline.report_facts import Facts
-from pipeline.report_words import (
+from pipeline.report_worst import ShardLine
+from pipeline.words import (
     bytes_text,
     clipped,
     count_text,
@@ -19,7 +20,6 @@ from pipeline.report_words import (
     share_text,
     shortened,
 )
-from pipeline.report_worst import ShardLine
 
 _LISTED = 20  # entries of a list in the configuration
 _CONFIG_CHARS = 20_000

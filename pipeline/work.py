@@ -17,6 +17,7 @@ from pipeline.manifest import (
     pending_shards,
 )
 from pipeline.output_size import check_output_size
+from pipeline.records import ShardReport
 from pipeline.resize import resolve_kernel
 from pipeline.scaling import Load
 from pipeline.specs import list_shards
@@ -59,6 +60,18 @@ class Progress:
     leases: int = 0
     load: Load | None = None  # as it was measured last
     started: float = field(default_factory=time.monotonic)
+
+    def add(self, report: ShardReport) -> None:
+        """None; counts a shard that was published."""
+        self.done += 1
+        self.read += report.read
+        self.embedded += report.embedded
+        self.tokens += report.tokens
+        self.passes += report.passes
+        self.bytes_read += report.bytes_read
+        for phase, seconds in report.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        self.rejected.update(report.rejected)
 
     @property
     def fill(self) -> float:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from encoder.batch import PackedBatch
 from pipeline.config import MAX_SHARD_OUTPUT_BYTES
 from pipeline.errors import InvariantError, OutputTooLargeError
-from pipeline.footer import FOOTER_KEY, read_footer
+from pipeline.footer import FOOTER_KEY, read_footer, shard_facts
 from pipeline.localfs import os_errors
 from pipeline.manifest import embeddings_url, rejects_url
 from pipeline.records import (
@@ -185,17 +185,7 @@ class ShardWriter:
             **self._footer,
             "attempt": self._lease.attempt,
             "shard": self._lease.shard,
-            "size": end.size,
-            "etag": end.etag,
-            "complete": end.complete,
-            "read": report.read,
-            "embedded": report.embedded,
-            "rejected": dict(report.rejected),
-            "skipped": dict(report.skipped),
-            "warnings": dict(report.warnings),
-            "seconds": {name: round(value, 4) for name, value in report.seconds.items()},
-            "tokens": report.tokens,
-            "passes": round(report.passes, 4),
+            **shard_facts(report, end),
             "started": self._started,
             "finished": _now(),
         }

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from pipeline.cluster import store_bytes
 from pipeline.config_file import parse_config
+from pipeline.memory import store_bytes
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT / "configs" / "cluster"

@@ -27,11 +27,12 @@ LAYERS = [
         # bytes, names and places
         "pipeline.colour pipeline.compression pipeline.extent pipeline.jpeg_header pipeline.keys pipeline.logs "
         "pipeline.orientation pipeline.parallel pipeline.report_health pipeline.report_plots "
-        "pipeline.report_times pipeline.report_words pipeline.report_worst "
+        "pipeline.report_times pipeline.words pipeline.report_worst "
         "pipeline.retry pipeline.sniff pipeline.tar_header pipeline.urls",
+        "pipeline.config_types",
         "pipeline.config pipeline.heartbeat pipeline.localfs pipeline.pillow_image pipeline.ranged pipeline.resize "
         "pipeline.store_errors pipeline.tar",
-        "pipeline.config_file pipeline.config_reference pipeline.image_header pipeline.metadata pipeline.stores "
+        "pipeline.config_file pipeline.config_reference pipeline.image_header pipeline.memory pipeline.metadata pipeline.stores "
         "pipeline.tables",
         # the parts of the stage
         "pipeline.decode pipeline.objectstore pipeline.packing pipeline.report_charts pipeline.shards",

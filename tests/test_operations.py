@@ -12,9 +12,9 @@ import yaml
 from ray.scripts.scripts import cli as ray_cli
 
 import pipeline.cli
-from pipeline.cluster import store_bytes
 from pipeline.config import RunConfig
 from pipeline.config_file import validate_config
+from pipeline.memory import store_bytes
 from pipeline.records import RejectReason
 from pipeline.stores import make_store
 from pipeline.urls import locate

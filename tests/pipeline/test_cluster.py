@@ -2,8 +2,9 @@
 
 import pytest
 
-from pipeline.cluster import _check_stores, _local_store_bytes, store_bytes
+from pipeline.cluster import _check_stores, _local_store_bytes
 from pipeline.config import RunConfig
+from pipeline.memory import store_bytes
 
 SETTINGS = "packing.token_budget, packing.packs_in_flight or workers.preprocessors.max"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.report_times import make_timeline
-from pipeline.report_words import bytes_text, clipped, duration_text, share_text, shortened
+from pipeline.words import bytes_text, clipped, duration_text, share_text, shortened
 
 
 def test_images_are_spread_over_the_time_of_their_shard():

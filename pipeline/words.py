@@ -1,4 +1,4 @@
-"""Numbers, times and untrusted texts as people read them in a report."""
+"""Numbers, times and untrusted texts as people read them."""
 
 from datetime import UTC, datetime
 
