@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from ray.exceptions import RayError, RayTaskError
 from encoder import infer as encoder_library
 from pipeline.decoder_child import DecoderChild
 from pipeline.errors import EmbedmillError
-from pipeline.heartbeat import EncoderState, LeaseState
+from pipeline.heartbeat import EncoderState, LeaseState, StreamTimes
 from pipeline.passes import SharedPasses
 from pipeline.records import (
     EmbeddingBlock,
@@ -117,6 +117,7 @@ class Encoder:
         self._rows = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._publish = ThreadPoolExecutor(2, thread_name_prefix="publish")
         self._open: dict[str, LeaseState] = {}
+        self._streams = StreamTimes()
         self._how = ""  # for the footers
 
     async def start(self) -> Place:
@@ -140,6 +141,7 @@ class Encoder:
         return EncoderState(
             busy_s=self._passes.busy_s,
             encoding_for_s=self._passes.running_for_s,
+            streams=self._streams,
             leases=leases,
             idle_s=tuple(0.0 if lease.encoding else now - lease.last_item for lease in leases),
         )
@@ -168,18 +170,22 @@ class Encoder:
         at_once = min(_PACKS_AT_ONCE, in_flight)
         encoding: deque[tuple[Pack, asyncio.Task[EmbeddingBlock]]] = deque()
         stream = _stream(preprocessor, lease, in_flight - at_once + 1)
+        told: Mapping[str, float] = {}
         try:
             async for item in stream:
                 state.last_item = time.monotonic()
                 if isinstance(item, Pack):
-                    state.blocked_s = item.blocked_s
+                    self._streams.add(told, item.seconds)
+                    told = item.seconds
                     encoding.append((item, loop.create_task(self._encode(item))))
                     state.encoding = len(encoding)
                     if len(encoding) == at_once:
                         await self._write(encoding, writer, state)
                 elif isinstance(item, Rejections):
                     writer.reject(item.items)
+                    state.rejected.update(reject.reason.value for reject in item.items)
                 else:
+                    self._streams.add(told, item.report.seconds)
                     while encoding:
                         await self._write(encoding, writer, state)
                     publish = partial(writer.publish, item)

@@ -20,8 +20,8 @@ from pipeline.errors import (
     ShardError,
     StorageError,
 )
-from pipeline.heartbeat import EncoderState, idle_s_of, load_between
 from pipeline.manifest import failed_url
+from pipeline.observer import Observer
 from pipeline.pools import Member, Pool
 from pipeline.quarantine import (
     describe_failure,
@@ -30,10 +30,10 @@ from pipeline.quarantine import (
     write_failure,
 )
 from pipeline.reject_limits import RejectShare
-from pipeline.scaling import PreprocessorScaler, encoders_wanted
+from pipeline.scaling import encoders_wanted
 from pipeline.stage import LeaseResult
 from pipeline.storage import Storage
-from pipeline.work import Progress, Work
+from pipeline.work import OpenLease, Progress, Work
 from pipeline.workers import new_encoder, new_preprocessor
 from pipeline.writer import Lease
 
@@ -41,7 +41,6 @@ log = logging.getLogger("embedmill")
 
 _LEASES_PER_PREPROCESSOR = 2  # one that streams and one that follows without a gap
 _POLL_S = 0.5
-_SCALE_EVERY_S = 3.0
 # A lease lost with its actor or node is not the shard's fault; still, one that is lost this often
 # takes its workers down.
 _MAX_LOSSES = 10
@@ -79,7 +78,7 @@ class _LeaseLoop:
         self._reject_share = RejectShare(plan.config.limits)
         committed = work.committed
         self._reject_share.seed(storage, committed.sample, len(committed.numbers))
-        self._open: dict[Any, Lease] = {}  # by the reference of run_lease
+        self._open: dict[Any, OpenLease] = {}  # by the reference of run_lease
         self._storage = storage
         self._quarantined = failed_urls(storage, plan.output)
         self.progress = Progress(
@@ -101,12 +100,9 @@ class _LeaseLoop:
             needs=f"{workers.preprocessors.num_cpus:g} CPUs",
         )
         self._pools = self._encoders, self._preprocessors
-        pool = workers.preprocessors
-        self._scaler = PreprocessorScaler(low=pool.min, high=pool.max)
-        self._num_encoders, self._num_preprocessors = 0, pool.min
-        self._heartbeats: dict[Member, EncoderState] = {}
-        self._seen_at = time.monotonic()
-        self._asked_at = 0.0
+        self._num_encoders = 0
+        self._observer = Observer(plan.config, self._encoders, self._preprocessors)
+        self._observed_at = 0.0
 
     def step(self) -> None:
         """None; one round: actors, leases out, results in."""
@@ -120,9 +116,9 @@ class _LeaseLoop:
             for reference in done:
                 if reference in self._open:
                     self._finish(reference)
-        if time.monotonic() - self._asked_at >= _POLL_S:
-            self._asked_at = time.monotonic()
-            self._observe()
+        if time.monotonic() - self._observed_at >= _POLL_S:
+            self._observed_at = time.monotonic()
+            self._observer.observe(self.progress, self._open.values())
 
     def close(self) -> None:
         for pool in self._pools:
@@ -137,7 +133,7 @@ class _LeaseLoop:
             log.info("%d to %d Encoders: %d shards are left", self._num_encoders, wanted, remaining)
             self._num_encoders = wanted
         self._encoders.resize(wanted)
-        self._preprocessors.resize(min(self._num_preprocessors, remaining))
+        self._preprocessors.resize(min(self._observer.num_preprocessors, remaining))
         draining = draining_nodes()
         for pool in self._pools:
             pool.retire_on(draining)
@@ -158,12 +154,13 @@ class _LeaseLoop:
                 return
             url = self._queue.popleft()
             lease = Lease(url=url, careful=self._losses[url] > 0)
-            self._open[encoder.handle.run_lease.remote(lease, preprocessor.handle)] = lease
+            reference = encoder.handle.run_lease.remote(lease, preprocessor.handle)
+            self._open[reference] = OpenLease(lease=lease)
             encoder.leases.add(lease.attempt)
             preprocessor.leases.add(lease.attempt)
 
     def _finish(self, reference: Any) -> None:
-        lease = self._open.pop(reference)
+        lease = self._open.pop(reference).lease
         encoder = self._encoders.holder(lease.attempt)
         preprocessor = self._preprocessors.holder(lease.attempt)
         try:
@@ -235,64 +232,6 @@ class _LeaseLoop:
             return
         self.progress.add(result.report)
         self._reject_share.add(result.report)
-
-    def _observe(self) -> None:
-        """Asks the Encoders how they are; ends what stalls, scales what waits."""
-        progress = self.progress
-        progress.encoders = len(self._encoders.ready)
-        progress.preprocessors = len(self._preprocessors.ready)
-        progress.leases = len(self._open)
-        states = self._ask_encoders()
-        leases = [lease for state in states.values() for lease in state.leases]
-        progress.open_images = sum(lease.images for lease in leases)
-        progress.open_tokens = sum(lease.tokens for lease in leases)
-        for member, state in states.items():
-            self._end_stalled(member, state)
-        if time.monotonic() - self._seen_at >= _SCALE_EVERY_S:
-            self._scale(states)
-
-    def _ask_encoders(self) -> dict[Member, EncoderState]:
-        asked = {m.handle.heartbeat.remote(): m for m in self._encoders.ready}
-        if not asked:
-            return {}
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_POLL_S)
-        states = {}
-        for reference in done:
-            try:
-                states[asked[reference]] = ray.get(reference)
-            except RayError:
-                continue  # it died; run_lease says so too, and that is where it is handled
-        return states
-
-    def _end_stalled(self, member: Member, state: EncoderState) -> None:
-        """Kills the actor behind a stall; its leases fail with it and go back to the queue."""
-        limit = self._plan.config.limits.stall_timeout_s
-        if state.encoding_for_s > limit:
-            log.error("a forward pass has run for %.0f s: its Encoder hangs", state.encoding_for_s)
-            ray.kill(member.handle)
-            return
-        for lease, idle_s in zip(state.leases, state.idle_s, strict=True):
-            preprocessor = self._preprocessors.holder(lease.attempt)
-            if idle_s <= limit or preprocessor is None:
-                continue
-            others = preprocessor.leases - {lease.attempt}
-            if any(idle_s_of(self._heartbeats, attempt) <= limit for attempt in others):
-                continue  # it waits behind a stream of the same Preprocessor that moves
-            log.error("no pack came from a Preprocessor for %.0f s: it hangs", idle_s)
-            ray.kill(preprocessor.handle)
-
-    def _scale(self, states: dict[Member, EncoderState]) -> None:
-        elapsed = time.monotonic() - self._seen_at
-        before, self._heartbeats, self._seen_at = self._heartbeats, states, time.monotonic()
-        self.progress.load = load = load_between(before, states, elapsed)
-        if load is None or len(self._preprocessors.ready) < self._num_preprocessors:
-            return  # nothing to compare, or the last decision has not taken effect yet
-        decision = self._scaler.decide(
-            self._num_preprocessors, load, useful=self.progress.remaining
-        )
-        if decision is not None:
-            self._num_preprocessors = decision.size
-            log.info("%s", decision.reason)
 
 
 def _own_error(error: Exception) -> Exception:

@@ -1,11 +1,12 @@
 """What Encoders tell of themselves, and what follows from it. No Ray, no torch."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pipeline.scaling import Load
+from pipeline.scaling import STARVED_BELOW, Load
 
 K = TypeVar("K")  # whatever tells Encoders apart
 
@@ -17,9 +18,22 @@ class LeaseState:
     attempt: str
     images: int = 0
     tokens: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
     encoding: int = 0  # packs that are with the encoder
-    blocked_s: float = 0.0  # the stream waited for this Encoder
     last_item: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamTimes:
+    """Seconds of the streams that an Encoder has heard of, all of them together."""
+
+    streamed_s: float = 0.0
+    blocked_s: float = 0.0  # of them, waiting for this Encoder
+
+    def add(self, earlier: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+        """None; a stream tells its seconds by phase, `earlier` is what it told before."""
+        self.streamed_s += sum(seconds.values()) - sum(earlier.values())
+        self.blocked_s += seconds["blocked"] - earlier.get("blocked", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +42,7 @@ class EncoderState:
 
     busy_s: float  # spent encoding since the start
     encoding_for_s: float  # age of the forward pass that runs, 0 for none
+    streams: StreamTimes
     leases: tuple[LeaseState, ...]
     idle_s: tuple[float, ...]  # for each lease, since when it waits for its stream
 
@@ -49,21 +64,23 @@ def _computed_s(state: EncoderState) -> float:
 def load_between(
     before: Mapping[K, EncoderState], now: Mapping[K, EncoderState], elapsed: float
 ) -> Load | None:
-    """What happened between two rounds of heartbeats, where both saw Encoders with open leases."""
-    busy, blocked, streams = [], 0.0, 0
+    """What happened between two rounds of heartbeats; None where they do not tell.
+
+    Streams are heard of with each pack only, and then of all their time since the pack before. So
+    their share is of the time that was heard of, not of `elapsed`. Encoders that compute all the
+    time while no pack comes leave it open whether the streams wait.
+    """
+    busy, streamed, blocked = [], 0.0, 0.0
     for encoder, state in now.items():
         earlier = before.get(encoder)
         if earlier is None or not state.leases:
             continue
         busy.append((_computed_s(state) - _computed_s(earlier)) / elapsed)
-        known = {lease.attempt: lease.blocked_s for lease in earlier.leases}
-        for lease in state.leases:
-            if lease.images:
-                streams += 1
-                blocked += max(0.0, lease.blocked_s - known.get(lease.attempt, 0.0)) / elapsed
+        streamed += state.streams.streamed_s - earlier.streams.streamed_s
+        blocked += state.streams.blocked_s - earlier.streams.blocked_s
     if not busy:
         return None
-    return Load(
-        busy_share=min(1.0, sum(busy) / len(busy)),
-        blocked_share=min(1.0, blocked / max(1, streams)),
-    )
+    busy_share = min(1.0, sum(busy) / len(busy))
+    if not streamed and busy_share >= STARVED_BELOW:
+        return None
+    return Load(busy_share=busy_share, blocked_share=blocked / streamed if streamed else 0.0)

@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from collections import Counter
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -10,11 +11,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from pipeline.work import Progress
+from pipeline.pace import Pace
+from pipeline.work import OpenLease, Progress
 
 log = logging.getLogger("embedmill")
 
 _LINE_EVERY_S = 10.0
+_LONG_S = 60.0  # an open shard older than this is named in the lines
 
 
 class Display:
@@ -25,7 +28,7 @@ class Display:
         on_terminal = console is not None and console.is_terminal
         self._live = Live(console=console, transient=True) if on_terminal else None
         self._last_line = time.monotonic()
-        self._rate = _Rate()
+        self._pace = Pace()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -44,12 +47,12 @@ class Display:
             _log_to(sys.stderr)
 
     def show(self, progress: Progress) -> None:
-        self._rate.add(progress)
+        self._pace.add(progress)
         if self._live is not None:
-            self._live.update(_table(progress, self._rate))
+            self._live.update(_table(progress, self._pace))
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
-            log.info("%s", line(progress, self._rate), extra={"facts": facts(progress)})
+            log.info("%s", line(progress, self._pace), extra={"facts": facts(progress)})
 
 
 def _log_to(stream: TextIO) -> None:
@@ -59,46 +62,26 @@ def _log_to(stream: TextIO) -> None:
             handler.setStream(stream)
 
 
-class _Rate:
-    """Images and tokens per second over the last minute."""
-
-    def __init__(self) -> None:
-        self._points: list[tuple[float, int, int]] = []
-
-    def add(self, progress: Progress) -> None:
-        images, tokens = _seen(progress)
-        self._points.append((time.monotonic(), images, tokens))
-        while self._points[-1][0] - self._points[0][0] > 60:
-            self._points.pop(0)
-
-    def per_second(self) -> tuple[float, float]:
-        """(images, tokens) per second."""
-        first, last = self._points[0], self._points[-1]
-        seconds = max(last[0] - first[0], 1e-9)
-        if len(self._points) < 2:
-            return 0.0, 0.0
-        return max(0.0, (last[1] - first[1]) / seconds), max(0.0, (last[2] - first[2]) / seconds)
-
-
-def line(progress: Progress, rate: _Rate) -> str:
+def line(progress: Progress, pace: Pace) -> str:
     """One plain line: shards, images, rates, rejects, time left."""
-    images, tokens = rate.per_second()
+    images, tokens = pace.per_second()
     finished = progress.already_done + progress.done + progress.lost
     parts = [
         f"shards {finished}/{progress.total}",
-        f"images {_seen(progress)[0]:,} ({images:,.1f}/s)",
+        f"images {progress.images:,} ({images:,.1f}/s)",
         f"tokens {tokens:,.0f}/s",
-        f"rejects {_rejects(progress)}",
+        f"rejects {_rejects(progress.rejected + progress.open_rejected)}",
     ]
     if progress.failed:
         parts.append(f"failed shards {len(progress.failed)}")
     parts.append(f"workers {progress.encoders}+{progress.preprocessors}")
-    parts.append(f"left {_eta(progress)}")
+    parts += [f"open for long {_open_lease(o)}" for o in progress.oldest[:1] if _age_s(o) > _LONG_S]
+    parts.append(f"left {_time_left(progress, pace)}")
     return ", ".join(parts)
 
 
 def facts(progress: Progress) -> dict[str, Any]:
-    """What `line` and `summary` tell, for machines; counts are of shards that are done."""
+    """What `line` and `summary` tell, for machines; what is not called open is of shards done."""
     return {
         "shards": progress.total,
         "shards_done_before": progress.already_done,
@@ -110,6 +93,11 @@ def facts(progress: Progress) -> dict[str, Any]:
         "rejected": dict(progress.rejected),
         "tokens": progress.tokens,
         "open_images": progress.open_images,
+        "open_rejected": dict(progress.open_rejected),
+        "open_longest": [
+            {"shard": o.lease.shard, "seconds": round(_age_s(o), 1), "images": o.images}
+            for o in progress.oldest
+        ],
         "encoders": progress.encoders,
         "preprocessors": progress.preprocessors,
         "leases": progress.leases,
@@ -124,7 +112,7 @@ def summary(progress: Progress, output: str) -> str:
         f"{progress.done} shards done now, {progress.already_done} were done before"
         + (f", {progress.lost} were published by another run" if progress.lost else ""),
         f"{progress.read:,} images read = {progress.embedded:,} embedded + "
-        f"{progress.rejected.total():,} rejected ({_rejects(progress)})",
+        f"{progress.rejected.total():,} rejected ({_rejects(progress.rejected)})",
         f"{progress.embedded / seconds:,.1f} images/s, {progress.tokens / seconds:,.0f} tokens/s, "
         f"forward passes {progress.fill:.0%} full, {seconds:,.1f} s",
         f"embeddings: {output}/embeddings/",
@@ -134,39 +122,40 @@ def summary(progress: Progress, output: str) -> str:
     return "\n".join(lines)
 
 
-def _table(progress: Progress, rate: _Rate) -> Table:
-    images, tokens = rate.per_second()
+def _table(progress: Progress, pace: Pace) -> Table:
+    images, tokens = pace.per_second()
     finished = progress.already_done + progress.done + progress.lost
     table = Table.grid(padding=(0, 2))
     table.add_row("shards", f"{finished:,} of {progress.total:,}", f"{progress.leases} open")
-    table.add_row("images", f"{_seen(progress)[0]:,}", f"{images:,.1f}/s")
-    table.add_row("tokens", f"{_seen(progress)[1]:,}", f"{tokens:,.0f}/s")
-    table.add_row("rejects", _rejects(progress), "")
+    table.add_row("images", f"{progress.images:,}", f"{images:,.1f}/s")
+    table.add_row("tokens", f"{progress.tokens + progress.open_tokens:,}", f"{tokens:,.0f}/s")
+    table.add_row("rejects", _rejects(progress.rejected + progress.open_rejected), "")
     if progress.failed:
         table.add_row("failed", f"{len(progress.failed)} shards", "")
     table.add_row(
         "workers", f"{progress.encoders} encoding, {progress.preprocessors} preparing", ""
     )
-    table.add_row("time left", _eta(progress), "")
+    table.add_row("slowest", "\n".join(map(_open_lease, progress.oldest)) or "none open", "")
+    table.add_row("time left", _time_left(progress, pace), "")
     return table
 
 
-def _seen(progress: Progress) -> tuple[int, int]:
-    """(images, tokens) embedded so far, open leases included."""
-    return (
-        progress.embedded + progress.open_images,
-        progress.tokens + progress.open_tokens,
-    )
+def _rejects(rejected: Counter[str]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in rejected.most_common()) or "none"
 
 
-def _rejects(progress: Progress) -> str:
-    return ", ".join(f"{name} {n:,}" for name, n in progress.rejected.most_common()) or "none"
+def _age_s(open_lease: OpenLease) -> float:
+    return time.monotonic() - open_lease.since
 
 
-def _eta(progress: Progress) -> str:
-    done_now, left = progress.done + progress.lost, progress.remaining
-    if not done_now:
+def _open_lease(open_lease: OpenLease) -> str:
+    shard = open_lease.lease.shard.rpartition("/")[2]
+    return f"{shard} {_age_s(open_lease):,.0f} s, {open_lease.images:,} images"
+
+
+def _time_left(progress: Progress, pace: Pace) -> str:
+    left = pace.seconds_left(progress)
+    if left is None:
         return "unknown"
-    seconds = round((time.monotonic() - progress.started) / done_now * left)
-    hours, rest = divmod(seconds, 3600)
+    hours, rest = divmod(round(left), 3600)
     return f"{hours} h {rest // 60:02d} min" if hours else f"{rest // 60} min {rest % 60:02d} s"

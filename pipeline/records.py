@@ -125,7 +125,7 @@ class Pack:
 
     batch: PackedBatch
     rows: tuple[RowInfo, ...]  # [N]
-    blocked_s: float = 0.0  # how long this stream has waited for its consumer so far
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of its stream so far, by phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

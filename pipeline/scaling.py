@@ -1,7 +1,8 @@
 """How many actors a run wants: pure decisions from measured waits, with their reasons.
 
 Encoders follow the shards that are left. Preprocessors follow the waits: Encoders that starve ask
-for more, streams that wait for their Encoder ask for fewer. Both are bounded by the configuration.
+for more; fewer are kept where streams wait so long that fewer could do the same work. Both are
+bounded by the configuration.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 # A decision needs this many observations in a row that agree, so that one slow shard moves nothing.
 _AGREEING = 2
 STARVED_BELOW = 0.8  # share of the time that Encoders with open leases compute
-BLOCKED_ABOVE = 0.5  # share of the time that streams wait for their Encoder
+# A smaller pool must be able to do what the pool does now in this share of its time: with less
+# room, it would starve the Encoders, grow again, and so on.
+_ROOM = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +46,18 @@ class PreprocessorScaler:
 
         `useful` is how many could find work at all: one for each shard that is left.
         """
-        self._observe(load)
+        fewer = min(size, max(self._low, size - max(1, size // 4)))
+        self._observe(load, could_shrink=size * (1 - load.blocked_share) <= _ROOM * fewer)
         share = f"Encoders compute {load.busy_share:.0%}, streams wait {load.blocked_share:.0%}"
         if self._agreeing >= _AGREEING:
             most = min(self._high, useful)
             return self._move(size, max(size, min(most, size + max(1, size // 2))), share)
         if self._agreeing <= -_AGREEING:
-            return self._move(size, min(size, max(self._low, size - max(1, size // 4))), share)
+            return self._move(size, fewer, share)
         return None
 
-    def _observe(self, load: Load) -> None:
-        if load.blocked_share > BLOCKED_ABOVE:
+    def _observe(self, load: Load, *, could_shrink: bool) -> None:
+        if could_shrink:
             self._agreeing = min(self._agreeing, 0) - 1
         elif load.busy_share < STARVED_BELOW:
             self._agreeing = max(self._agreeing, 0) + 1

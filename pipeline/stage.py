@@ -125,7 +125,7 @@ def prepare_shard(
             tally.packed += pack.batch.num_images
             tally.tokens += pack.batch.num_tokens
             start = time.perf_counter()
-            yield replace(pack, blocked_s=tally.seconds["blocked"])
+            yield replace(pack, seconds=dict(tally.seconds))
             tally.seconds["blocked"] += time.perf_counter() - start
         yield from _unsent(tally)
         report = ShardReport(

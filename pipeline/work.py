@@ -24,6 +24,7 @@ from pipeline.specs import list_shards
 from pipeline.stage import RunPlan, wanted_output
 from pipeline.storage import Storage, canonical_url
 from pipeline.urls import without_secrets
+from pipeline.writer import Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,15 @@ class Work:
     total: int
     pending: list[str]  # URLs
     committed: Committed
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenLease:
+    """A shard in work."""
+
+    lease: Lease
+    since: float = field(default_factory=time.monotonic)
+    images: int = 0  # encoded so far
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,9 +65,11 @@ class Progress:
     failed: dict[str, str] = field(default_factory=dict)  # shard -> last error
     open_images: int = 0  # encoded in leases that are still open
     open_tokens: int = 0
+    open_rejected: Counter[str] = field(default_factory=Counter)
     encoders: int = 0
     preprocessors: int = 0
     leases: int = 0
+    oldest: list[OpenLease] = field(default_factory=list)  # a few, the oldest first
     load: Load | None = None  # as it was measured last
     started: float = field(default_factory=time.monotonic)
 
@@ -72,6 +84,16 @@ class Progress:
         for phase, seconds in report.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self.rejected.update(report.rejected)
+
+    @property
+    def open_read(self) -> int:
+        """Images of open leases that are embedded or rejected."""
+        return self.open_images + self.open_rejected.total()
+
+    @property
+    def images(self) -> int:
+        """All that are embedded or rejected so far."""
+        return self.read + self.open_read
 
     @property
     def fill(self) -> float:

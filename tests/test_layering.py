@@ -53,7 +53,8 @@ LAYERS = [
         "pipeline.actors pipeline.inspection_view pipeline.work",
         "pipeline.forecast_view",
         # the cluster
-        "pipeline.cluster pipeline.demo pipeline.metrics pipeline.pools pipeline.progress pipeline.workers",
+        "pipeline.cluster pipeline.demo pipeline.metrics pipeline.pace pipeline.pools pipeline.workers",
+        "pipeline.observer pipeline.progress",
         "pipeline.driver",
         # the program
         "pipeline.cli_options",
@@ -69,6 +70,7 @@ IMPORT_RAY = {
     "pipeline.cluster",
     "pipeline.driver",
     "pipeline.metrics",
+    "pipeline.observer",
     "pipeline.pools",
     "pipeline.workers",
 }
@@ -100,6 +102,7 @@ LOADS_TORCH = (
         "pipeline.ray_data",
         "pipeline.reembed",
         "pipeline.work",
+        "pipeline.pace",
         "pipeline.progress",
         "pipeline.inspection",
         "pipeline.inspection_view",

@@ -6,7 +6,12 @@ import pty
 import re
 import subprocess
 import sys
+import time
 
+from pipeline.pace import Pace
+from pipeline.progress import facts, line, summary
+from pipeline.work import OpenLease, Progress
+from pipeline.writer import Lease
 from tests.integration.conftest import REPOSITORY
 
 SHOWN = """
@@ -50,3 +55,36 @@ def test_log_lines_stand_on_lines_of_their_own():
     assert lines.count("a line of the log") == 3
     assert lines.count("after the display") == 1
     assert any(line.startswith("shards") and "2 of 3" in line for line in lines)
+
+
+def test_a_line_has_rejects_and_a_slow_shard_while_they_are_open():
+    progress = Progress(total=9, already_done=1, token_budget=16_384, done=2, read=20, embedded=19)
+    progress.rejected.update(empty_image=1)
+    progress.open_rejected.update(empty_image=2, decode_error=4)
+    progress.open_images = 30
+    now = time.monotonic()
+    leases = [
+        OpenLease(lease=Lease(url=f"s3://b/in/{age}.tar"), since=now - age, images=30)
+        for age in (95, 70, 1)
+    ]
+    pace = Pace()
+    for seconds, progress.oldest in ((-12, []), (0, leases[2:]), (0, leases)):
+        pace.add(progress, now + seconds)
+        progress.tokens += 16
+        said = line(progress, pace)
+        if progress.oldest != leases:
+            assert "open for long" not in said
+    assert said.startswith("shards 3/9, images 56 (0.0/s), tokens ")
+    assert "rejects decode_error 4, empty_image 3" in said
+    assert "open for long 95.tar 95 s, 30 images" in said
+    told = facts(progress)
+    assert told["rejected"] == {"empty_image": 1}
+    assert told["open_rejected"] == {"empty_image": 2, "decode_error": 4}
+    assert [lease["shard"] for lease in told["open_longest"]] == [o.lease.shard for o in leases]
+
+
+def test_the_summary_counts_what_is_published():
+    progress = Progress(total=1, already_done=0, token_budget=16, done=1, read=5, embedded=4)
+    progress.rejected.update(no_image=1)
+    progress.open_rejected.update(no_image=7)
+    assert "5 images read = 4 embedded + 1 rejected (no_image 1)" in summary(progress, "out")

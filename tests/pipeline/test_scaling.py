@@ -31,10 +31,33 @@ def test_starving_encoders_get_half_as_many_again_after_two_agreeing_looks():
     assert sizes([STARVED] * 6, start=1, high=3) == [1, 2, 2, 3, 3, 3]
 
 
-def test_blocked_streams_cost_a_quarter_after_two_agreeing_looks():
+def test_where_streams_wait_a_quarter_leaves_after_two_agreeing_looks():
     assert sizes([BLOCKED] * 8, start=16) == [16, 12, 12, 9, 9, 7, 7, 6]
     assert sizes([BLOCKED] * 8, start=3) == [3, 2, 2, 1, 1, 1, 1, 1]
     assert sizes([BLOCKED] * 4, start=4, low=3) == [4, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("size", "blocked", "after"),
+    [(2, 0.55, 2), (2, 0.65, 1), (4, 0.35, 4), (4, 0.45, 3), (16, 0.35, 16), (16, 0.45, 12)],
+)
+def test_nobody_leaves_whose_work_the_others_could_not_do_in_four_fifths_of_their_time(
+    size, blocked, after
+):
+    load = Load(busy_share=1.0, blocked_share=blocked)
+    assert sizes([load] * 2, start=size)[-1] == after
+
+
+def test_a_pool_between_two_sizes_settles_on_the_larger():
+    """One Preprocessor does 0.7 of what the Encoder takes."""
+    scaler, size, seen = PreprocessorScaler(low=1, high=8), 1, []
+    for _ in range(20):
+        busy = min(1.0, 0.7 * size)
+        load = Load(busy_share=busy, blocked_share=1 - busy / (0.7 * size))
+        decision = scaler.decide(size, load, useful=100)
+        size = size if decision is None else decision.size
+        seen.append(size)
+    assert seen == [1] + [2] * 19
 
 
 def test_what_changes_its_mind_moves_nothing():
