@@ -88,7 +88,8 @@ def test_commands_of_the_images_are_installed_by_their_packages():
 
 def test_every_dependency_is_pinned_within_its_range():
     wanted = [Requirement(text) for text in PROJECT["dependencies"]]
-    wanted += [Requirement(text) for text in PROJECT["optional-dependencies"]["aws"]]
+    for extra in ("aws", "report"):
+        wanted += [Requirement(text) for text in PROJECT["optional-dependencies"][extra]]
     lines = (DOCKER / "constraints.txt").read_text().splitlines()
     pinned = [line.split("==") for line in lines if not line.startswith("#")]
     pins = {canonicalize_name(name): version for name, version in pinned}
