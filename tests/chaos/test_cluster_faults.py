@@ -72,7 +72,7 @@ run_encoder.load_encoder, infer.Encoder.submit = load_encoder, hanging_submit
 actors.prepare_shard, preprocess.decode = hanging_shard, slow_decode
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ DECISION = re.compile(r"(\d) to (\d) Preprocessors: Encoders compute (\d+)%, str
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_pool_grows_while_decoding_is_slow_and_shrinks_while_encoding_is(
     photos, write_config, tmp_path, monkeypatch
