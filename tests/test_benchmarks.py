@@ -106,3 +106,24 @@ def test_packing(tmp_path):
         assert 0.95 <= fill["shards_100_shared"] <= 1
         assert 0.95 <= fill["shards_1000_shared"] <= 1
         assert 0 <= figures["padding"]["to_the_largest_of_32"] < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_scale(tmp_path):
+    figures = figures_of(tmp_path, "scale.py", "--shards", 100, "--actors", "real")
+    assert figures["driver_cpu_ms_per_shard"] > 0
+    assert figures["most_open"] <= 4, "two leases for each of two Preprocessors"
+    first, *_, last = figures["samples"]
+    assert (first["done"], first["queued"]) == (0, 100)
+    assert (last["done"], last["queued"], last["open"], last["held"]) == (100, 0, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_transport(tmp_path):
+    figures = figures_of(tmp_path, "transport.py", "--packs", 20, "--rounds", 1)
+    pack = figures["64 images of 256 patches"]
+    assert pack["pixels"] == 64 * 256 * 768
+    assert 0 < pack["other"] < 0.01 * pack["pixels"]
+    assert figures["one patch"]["ms"] > 0
