@@ -50,8 +50,8 @@ def _join(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except ConnectionError as error:
         raise ConfigError(
-            f"a Ray cluster must answer at ray.address {address}: {error}. Start one, or leave the "
-            f"address out for a Ray of its own"
+            f"a Ray cluster must answer at ray.address {address}: {str(error).rstrip('.')}. Start "
+            f"one, or leave the address out for a Ray of its own"
         ) from error
 
 
