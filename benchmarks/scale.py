@@ -31,7 +31,7 @@ from encoder.seeded import write_seeded_checkpoint
 from pipeline.actors import Place
 from pipeline.cluster import connect
 from pipeline.config import RunConfig
-from pipeline.heartbeat import EncoderState
+from pipeline.heartbeat import EncoderState, StreamTimes
 from pipeline.manifest import open_run
 from pipeline.records import ShardReport
 from pipeline.stage import LeaseResult
@@ -48,7 +48,8 @@ class EmptyEncoder:
         return Place(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
 
     def heartbeat(self) -> EncoderState:
-        return EncoderState(busy_s=0.0, encoding_for_s=0.0, leases=(), idle_s=())
+        streams = StreamTimes()
+        return EncoderState(busy_s=0.0, encoding_for_s=0.0, streams=streams, leases=(), idle_s=())
 
     def run_lease(self, lease, preprocessor) -> LeaseResult:
         counts = {"read": 1, "embedded": 1, "tokens": 16, "bytes_read": 10_240}
@@ -104,6 +105,7 @@ class Samples:
     def __init__(self, loop: Any, count: int) -> None:
         self._loop, self._count = loop, count
         self.taken: list[dict[str, float]] = []
+        self.most_open = 0
         self._processes = {
             name: process
             for process in psutil.process_iter(["name"])
@@ -113,6 +115,7 @@ class Samples:
 
     def look(self) -> None:
         done = self._loop.progress.done
+        self.most_open = max(self.most_open, self._loop.progress.leases)
         if done * NUM_SAMPLES < self._count * len(self.taken):
             return
         loop = self._loop
@@ -125,7 +128,7 @@ class Samples:
             "driver_mib": psutil.Process().memory_info().rss >> 20,
             **{f"{name}_mib": value for name, value in sorted(memory.items())},
             "queued": len(loop._queue),
-            "open": len(loop._open),
+            "open": loop.progress.leases,
             "held": held,  # by members of both pools: twice the open leases
             "remembered": len(loop._failures) + len(loop._losses) + len(loop.lost_attempts),
         }
@@ -167,7 +170,7 @@ def measure(folder: Path, count: int, actors: str) -> dict[str, Any]:
         "driver_growth_bytes_per_shard": round(
             (last["driver_mib"] - first["driver_mib"]) * 2**20 / shards
         ),
-        "most_open": max(sample["open"] for sample in samples.taken),
+        "most_open": samples.most_open,
         "samples": samples.taken,
     }
 

@@ -78,7 +78,6 @@ class _LeaseLoop:
         self._reject_share = RejectShare(plan.config.limits)
         committed = work.committed
         self._reject_share.seed(storage, committed.sample, len(committed.numbers))
-        self._open: dict[Any, OpenLease] = {}  # by the reference of run_lease
         self._storage = storage
         self._quarantined = failed_urls(storage, plan.output)
         self.progress = Progress(
@@ -108,17 +107,17 @@ class _LeaseLoop:
         """None; one round: actors, leases out, results in."""
         self._keep_pools()
         self._lease_out()
-        waiting = [*self._open, *(start for pool in self._pools for start in pool.starting)]
+        waiting = [*self.progress.open, *(start for pool in self._pools for start in pool.starting)]
         if not waiting:
             time.sleep(_POLL_S)  # every pool waits for its backoff
         elif ray.wait(waiting, timeout=_POLL_S)[0]:
             done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)  # all that are ready
             for reference in done:
-                if reference in self._open:
+                if reference in self.progress.open:
                     self._finish(reference)
         if time.monotonic() - self._observed_at >= _POLL_S:
             self._observed_at = time.monotonic()
-            self._observer.observe(self.progress, self._open.values())
+            self._observer.observe(self.progress)
 
     def close(self) -> None:
         for pool in self._pools:
@@ -155,12 +154,13 @@ class _LeaseLoop:
             url = self._queue.popleft()
             lease = Lease(url=url, careful=self._losses[url] > 0)
             reference = encoder.handle.run_lease.remote(lease, preprocessor.handle)
-            self._open[reference] = OpenLease(lease=lease)
+            self.progress.open[reference] = OpenLease(lease=lease)
             encoder.leases.add(lease.attempt)
             preprocessor.leases.add(lease.attempt)
 
     def _finish(self, reference: Any) -> None:
-        lease = self._open.pop(reference).lease
+        open_lease = self.progress.open.pop(reference)
+        lease = open_lease.lease
         encoder = self._encoders.holder(lease.attempt)
         preprocessor = self._preprocessors.holder(lease.attempt)
         try:
@@ -181,6 +181,7 @@ class _LeaseLoop:
         except RayError as error:  # it or its node died, or was killed for its memory
             self._was_lost(lease, error, self._encoders, encoder)
         else:
+            self.progress.lease_s += open_lease.age_s
             self._count(lease, result)
         finally:
             for member in (encoder, preprocessor):

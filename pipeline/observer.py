@@ -2,24 +2,20 @@
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Collection
-from heapq import nsmallest
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from pipeline.config import RunConfig
 from pipeline.heartbeat import EncoderState, idle_s_of, load_between
 from pipeline.pools import Member, Pool
 from pipeline.scaling import PreprocessorScaler
-from pipeline.work import OpenLease, Progress
+from pipeline.work import Progress
 
 log = logging.getLogger("embedmill")
 
 _ANSWER_WITHIN_S = 0.5
 _SCALE_EVERY_S = 3.0
-_NUM_OLDEST = 3  # leases to show
 
 
 class Observer:
@@ -34,12 +30,12 @@ class Observer:
         self._states: dict[Member, EncoderState] = {}  # when the load was measured last
         self._measured_at = time.monotonic()
 
-    def observe(self, progress: Progress, leases: Collection[OpenLease]) -> None:
+    def observe(self, progress: Progress) -> None:
         """None; writes what the actors do into `progress`, and acts on it."""
         states = self._ask_encoders()
         progress.encoders = len(self._encoders.ready)
         progress.preprocessors = len(self._preprocessors.ready)
-        _tell(progress, leases, states)
+        _tell(progress, states)
         for member, state in states.items():
             self._end_stalled(member, state)
         if time.monotonic() - self._measured_at >= _SCALE_EVERY_S:
@@ -54,6 +50,8 @@ class Observer:
         for reference in done:
             try:
                 states[asked[reference]] = ray.get(reference)
+            except RayTaskError:
+                raise  # a bug in the heartbeat
             except RayError:
                 continue  # it died; run_lease says so too, and that is where it is handled
         return states
@@ -79,25 +77,21 @@ class Observer:
         elapsed = time.monotonic() - self._measured_at
         before, self._states, self._measured_at = self._states, states, time.monotonic()
         progress.load = load = load_between(before, states, elapsed)
-        if load is None or len(self._preprocessors.ready) != self.num_preprocessors:
+        ready = self._preprocessors.ready
+        leaving = sum(member.retiring for member in ready)
+        if load is None or len(ready) - leaving < self.num_preprocessors:
             return  # nothing to compare, or the last decision has not taken effect yet
-        decision = self._scaler.decide(self.num_preprocessors, load, useful=progress.remaining)
+        decision = self._scaler.decide(
+            self.num_preprocessors, load, useful=progress.remaining, may_shrink=not leaving
+        )
         if decision is not None:
             self.num_preprocessors = decision.size
             log.info("%s", decision.reason)
 
 
-def _tell(
-    progress: Progress, leases: Collection[OpenLease], states: dict[Member, EncoderState]
-) -> None:
+def _tell(progress: Progress, states: dict[Member, EncoderState]) -> None:
     told = {state.attempt: state for encoder in states.values() for state in encoder.leases}
-    progress.open_images = sum(state.images for state in told.values())
-    progress.open_tokens = sum(state.tokens for state in told.values())
-    progress.open_rejected = Counter()
-    for state in told.values():
-        progress.open_rejected.update(state.rejected)
-    for open_lease in leases:
-        if open_lease.lease.attempt in told:
-            open_lease.images = told[open_lease.lease.attempt].images
-    progress.leases = len(leases)
-    progress.oldest = nsmallest(_NUM_OLDEST, leases, key=lambda open_lease: open_lease.since)
+    for open_lease in progress.open.values():
+        state = told.get(open_lease.lease.attempt)
+        if state is not None:
+            open_lease.hear(state)

@@ -8,6 +8,7 @@ from itertools import takewhile
 from pipeline.work import Progress
 
 _WINDOW_S = 60.0
+_STEP_S = 0.5  # between points; the driver may look a thousand times a second
 _SETTLED_S = 10.0  # pools must have had their size for so long that it shows in the rate
 
 
@@ -36,6 +37,10 @@ class Pace:
             tokens=progress.tokens + progress.open_tokens,
             pools=(progress.encoders, progress.preprocessors),
         )
+        if len(self._points) > 1:
+            before, last = self._points[-2], self._points[-1]
+            if last.at - before.at < _STEP_S and before.pools == last.pools == point.pools:
+                self._points.pop()
         self._points.append(point)
         while point.at - self._points[0].at > _WINDOW_S:
             self._points.popleft()

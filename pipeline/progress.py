@@ -17,7 +17,8 @@ from pipeline.work import OpenLease, Progress
 log = logging.getLogger("embedmill")
 
 _LINE_EVERY_S = 10.0
-_LONG_S = 60.0  # an open shard older than this is named in the lines
+# An open shard is named in the lines when it is older than this, and than three of its kind.
+_LONG_S = 60.0
 
 
 class Display:
@@ -75,7 +76,9 @@ def line(progress: Progress, pace: Pace) -> str:
     if progress.failed:
         parts.append(f"failed shards {len(progress.failed)}")
     parts.append(f"workers {progress.encoders}+{progress.preprocessors}")
-    parts += [f"open for long {_open_lease(o)}" for o in progress.oldest[:1] if _age_s(o) > _LONG_S]
+    usual_s = progress.lease_s / progress.done if progress.done else 0.0
+    long = [o for o in progress.oldest[:1] if o.age_s > max(_LONG_S, 3 * usual_s)]
+    parts += [f"open for long {_open_lease(o)}" for o in long]
     parts.append(f"left {_time_left(progress, pace)}")
     return ", ".join(parts)
 
@@ -95,7 +98,7 @@ def facts(progress: Progress) -> dict[str, Any]:
         "open_images": progress.open_images,
         "open_rejected": dict(progress.open_rejected),
         "open_longest": [
-            {"shard": o.lease.shard, "seconds": round(_age_s(o), 1), "images": o.images}
+            {"shard": o.lease.shard, "seconds": round(o.age_s, 1), "images": o.images}
             for o in progress.oldest
         ],
         "encoders": progress.encoders,
@@ -135,7 +138,7 @@ def _table(progress: Progress, pace: Pace) -> Table:
     table.add_row(
         "workers", f"{progress.encoders} encoding, {progress.preprocessors} preparing", ""
     )
-    table.add_row("slowest", "\n".join(map(_open_lease, progress.oldest)) or "none open", "")
+    table.add_row("oldest open", "\n".join(map(_open_lease, progress.oldest)) or "none open", "")
     table.add_row("time left", _time_left(progress, pace), "")
     return table
 
@@ -144,13 +147,9 @@ def _rejects(rejected: Counter[str]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in rejected.most_common()) or "none"
 
 
-def _age_s(open_lease: OpenLease) -> float:
-    return time.monotonic() - open_lease.since
-
-
 def _open_lease(open_lease: OpenLease) -> str:
     shard = open_lease.lease.shard.rpartition("/")[2]
-    return f"{shard} {_age_s(open_lease):,.0f} s, {open_lease.images:,} images"
+    return f"{shard} {open_lease.age_s:,.0f} s, {open_lease.images:,} images"
 
 
 def _time_left(progress: Progress, pace: Pace) -> str:

@@ -13,6 +13,8 @@ STARVED_BELOW = 0.8  # share of the time that Encoders with open leases compute
 # A smaller pool must be able to do what the pool does now in this share of its time: with less
 # room, it would starve the Encoders, grow again, and so on.
 _ROOM = 0.8
+# Where streams wait longer than this share of their time, more of them do not help.
+_BLOCKED_ABOVE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +43,17 @@ class PreprocessorScaler:
         self._low, self._high = low, high
         self._agreeing = 0  # positive: that many times starved; negative: blocked
 
-    def decide(self, size: int, load: Load, *, useful: int) -> Decision | None:
+    def decide(
+        self, size: int, load: Load, *, useful: int, may_shrink: bool = True
+    ) -> Decision | None:
         """A new size and why, or None where the pool stays as it is.
 
-        `useful` is how many could find work at all: one for each shard that is left.
+        `useful` is how many could find work at all: one for each shard that is left. While members
+        that were too many still end their leases, the pool may not shrink further.
         """
         fewer = min(size, max(self._low, size - max(1, size // 4)))
-        self._observe(load, could_shrink=size * (1 - load.blocked_share) <= _ROOM * fewer)
+        enough = size * (1 - load.blocked_share) <= _ROOM * fewer
+        self._observe(load, shrinks=may_shrink and fewer < size and enough)
         share = f"Encoders compute {load.busy_share:.0%}, streams wait {load.blocked_share:.0%}"
         if self._agreeing >= _AGREEING:
             most = min(self._high, useful)
@@ -56,10 +62,10 @@ class PreprocessorScaler:
             return self._move(size, fewer, share)
         return None
 
-    def _observe(self, load: Load, *, could_shrink: bool) -> None:
-        if could_shrink:
+    def _observe(self, load: Load, *, shrinks: bool) -> None:
+        if shrinks:
             self._agreeing = min(self._agreeing, 0) - 1
-        elif load.busy_share < STARVED_BELOW:
+        elif load.busy_share < STARVED_BELOW and load.blocked_share < _BLOCKED_ABOVE:
             self._agreeing = max(self._agreeing, 0) + 1
         else:
             self._agreeing = 0

@@ -3,12 +3,15 @@
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Any
 
 from encoder.checkpoint import describe_checkpoint
 from encoder.config import CheckpointError
 from pipeline.checkpoint_cache import local_checkpoint
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
+from pipeline.heartbeat import LeaseState
 from pipeline.manifest import (
     Committed,
     ModelFacts,
@@ -39,11 +42,23 @@ class Work:
 
 @dataclass(slots=True, kw_only=True)
 class OpenLease:
-    """A shard in work."""
+    """A shard in work, as its Encoder told last."""
 
     lease: Lease
-    since: float = field(default_factory=time.monotonic)
     images: int = 0  # encoded so far
+    tokens: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    began: float | None = None  # when it was first heard of its images
+
+    def hear(self, state: LeaseState) -> None:
+        self.images, self.tokens, self.rejected = state.images, state.tokens, state.rejected
+        if self.began is None and (state.images or state.encoding or state.rejected):
+            self.began = time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since its images began to come; 0 where it waits for its Preprocessor."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,13 +78,10 @@ class Progress:
     seconds: dict[str, float] = field(default_factory=dict)  # by phase, of all actors together
     rejected: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)  # shard -> last error
-    open_images: int = 0  # encoded in leases that are still open
-    open_tokens: int = 0
-    open_rejected: Counter[str] = field(default_factory=Counter)
+    lease_s: float = 0.0  # that the shards took which are done, together
+    open: dict[Any, OpenLease] = field(default_factory=dict)  # by the reference of run_lease
     encoders: int = 0
     preprocessors: int = 0
-    leases: int = 0
-    oldest: list[OpenLease] = field(default_factory=list)  # a few, the oldest first
     load: Load | None = None  # as it was measured last
     started: float = field(default_factory=time.monotonic)
 
@@ -84,6 +96,31 @@ class Progress:
         for phase, seconds in report.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self.rejected.update(report.rejected)
+
+    @property
+    def leases(self) -> int:
+        return len(self.open)
+
+    @property
+    def open_images(self) -> int:
+        """Encoded in leases that are still open."""
+        return sum(lease.images for lease in self.open.values())
+
+    @property
+    def open_tokens(self) -> int:
+        return sum(lease.tokens for lease in self.open.values())
+
+    @property
+    def open_rejected(self) -> Counter[str]:
+        rejected: Counter[str] = Counter()
+        for lease in self.open.values():
+            rejected.update(lease.rejected)
+        return rejected
+
+    @property
+    def oldest(self) -> list[OpenLease]:
+        """Up to three open leases, the oldest first."""
+        return nlargest(3, self.open.values(), key=lambda lease: lease.age_s)
 
     @property
     def open_read(self) -> int:

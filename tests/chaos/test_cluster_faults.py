@@ -104,6 +104,14 @@ def cluster(planted):
         cluster.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def nothing_planted(planted):
+    """What one test leaves must not slow the next."""
+    yield
+    for left in planted.iterdir():
+        left.unlink()
+
+
 @pytest.fixture
 def make_config(tmp_path, photos, write_config):
     names = list(photos)

@@ -53,7 +53,7 @@ def test_a_lease_that_is_lost_with_its_actor_goes_back_to_the_queue(loop, monkey
         raise error
 
     monkeypatch.setattr(driver.ray, "get", get)
-    loop._open["reference"] = OpenLease(lease=Lease(url=URL))
+    loop.progress.open["reference"] = OpenLease(lease=Lease(url=URL))
     loop._finish("reference")
     assert list(loop._queue) == [URL]
     assert not loop._failures, "it is not the shard's fault"

@@ -3,13 +3,15 @@
 import pytest
 
 from pipeline.pace import Pace
-from pipeline.work import Progress
+from pipeline.work import OpenLease, Progress
+from pipeline.writer import Lease
 
 
 def run(*phases, total=100, images_per_shard=10):
     """(pace, progress) after phases of (seconds, images a second, Preprocessors), two looks a second."""
     progress = Progress(total=total, already_done=0, token_budget=1)
     pace, now, images = Pace(), 0.0, 0.0
+    lease = progress.open["reference"] = OpenLease(lease=Lease(url="file:///a.tar"))
     for seconds, rate, size in phases:
         progress.preprocessors = size
         for _ in range(round(2 * seconds)):
@@ -18,9 +20,9 @@ def run(*phases, total=100, images_per_shard=10):
             images += 0.5 * rate
             progress.done = int(images // images_per_shard)
             progress.read = progress.embedded = progress.done * images_per_shard
-            progress.open_images = int(images) - progress.embedded
+            lease.images = int(images) - progress.embedded
             progress.tokens = progress.embedded * 4
-            progress.open_tokens = progress.open_images * 4
+            lease.tokens = lease.images * 4
     pace.add(progress, now)
     return pace, progress
 
@@ -52,7 +54,8 @@ def test_rejects_are_work_done_too():
     pace = Pace()
     pace.add(progress, 0.0)
     progress.done, progress.read, progress.embedded = 1, 10, 4
-    progress.open_rejected.update(decode_error=5)
+    lease = progress.open["reference"] = OpenLease(lease=Lease(url="file:///a.tar"))
+    lease.rejected.update(decode_error=5)
     pace.add(progress, 5.0)
     assert pace.per_second()[0] == 3
     assert pace.seconds_left(progress) == pytest.approx(25 / 3)
@@ -68,6 +71,17 @@ def test_unknown_before_the_first_shard_and_while_nothing_moves():
 
 def test_a_lost_lease_is_no_negative_rate():
     pace, progress = run((20, 8, 1))
-    progress.open_images = progress.read = progress.done = 0
+    progress.open.clear()
+    progress.read = progress.done = 0
     pace.add(progress, 21.0)
     assert pace.per_second()[0] == 0
+
+
+def test_looks_of_a_moment_are_one_point():
+    """Leases of a few milliseconds: the driver looks after each."""
+    progress, pace = Progress(total=1, already_done=0, token_budget=1), Pace()
+    for number in range(30_000):
+        progress.read = number
+        pace.add(progress, number / 1000)
+    assert len(pace._points) <= 62
+    assert pace.per_second()[0] == pytest.approx(1000)

@@ -48,6 +48,22 @@ def test_nobody_leaves_whose_work_the_others_could_not_do_in_four_fifths_of_thei
     assert sizes([load] * 2, start=size)[-1] == after
 
 
+@pytest.mark.parametrize(
+    ("busy", "blocked", "after"), [(0.4, 0.3, 2), (0.4, 0.9, 1), (0.9, 0.3, 1)]
+)
+def test_the_smallest_pool_grows_where_encoders_starve_and_streams_move(busy, blocked, after):
+    load = Load(busy_share=busy, blocked_share=blocked)
+    assert sizes([load] * 2, start=1)[-1] == after
+
+
+def test_while_some_still_leave_the_pool_may_grow_and_not_shrink():
+    for load, size in ((BLOCKED, None), (STARVED, 6)):
+        scaler = PreprocessorScaler(low=1, high=8)
+        for _ in range(2):
+            decision = scaler.decide(4, load, useful=100, may_shrink=False)
+        assert (decision and decision.size) == size
+
+
 def test_a_pool_between_two_sizes_settles_on_the_larger():
     """One Preprocessor does 0.7 of what the Encoder takes."""
     scaler, size, seen = PreprocessorScaler(low=1, high=8), 1, []
