@@ -110,11 +110,10 @@ def test_packing(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("actors", "most_open"), [("real", 4), ("empty", 16)])
-def test_scale(tmp_path, actors, most_open):
-    figures = figures_of(tmp_path, "scale.py", "--shards", 100, "--actors", actors)
+def test_scale(tmp_path):
+    figures = figures_of(tmp_path, "scale.py", "--shards", 100, "--actors", "empty")
     assert figures["driver_cpu_ms_per_shard"] > 0
-    assert 0 < figures["most_open"] <= most_open, "two leases for each Preprocessor"
+    assert 0 < figures["most_open"] <= 16, "two leases for each of eight Preprocessors"
     first, *_, last = figures["samples"]
     assert (first["done"], first["queued"]) == (0, 100)
     assert (last["done"], last["queued"], last["open"], last["held"]) == (100, 0, 0, 0)
