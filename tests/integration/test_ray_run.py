@@ -107,6 +107,8 @@ def test_a_signal_stops_in_order_and_says_how_to_continue(shards, write_config, 
         cwd=REPOSITORY,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that starts the tests in the background has them ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while "Encoder ready" not in (line := driver.stderr.readline()):
         assert line, "the run ended before an Encoder was ready"
