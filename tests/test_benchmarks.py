@@ -117,13 +117,3 @@ def test_scale(tmp_path):
     first, *_, last = figures["samples"]
     assert (first["done"], first["queued"]) == (0, 100)
     assert (last["done"], last["queued"], last["open"], last["held"]) == (100, 0, 0, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_transport(tmp_path):
-    figures = figures_of(tmp_path, "transport.py", "--packs", 20, "--rounds", 1)
-    pack = figures["64 images of 256 patches"]
-    assert pack["pixels"] == 64 * 256 * 768
-    assert 0 < pack["other"] < 0.01 * pack["pixels"]
-    assert figures["one patch"]["ms"] > 0
