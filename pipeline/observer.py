@@ -4,7 +4,7 @@ import logging
 import time
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 from pipeline.config import RunConfig
 from pipeline.heartbeat import EncoderState, idle_s_of, load_between
@@ -50,8 +50,6 @@ class Observer:
         for reference in done:
             try:
                 states[asked[reference]] = ray.get(reference)
-            except RayTaskError:
-                raise  # a bug in the heartbeat
             except RayError:
                 continue  # it died; run_lease says so too, and that is where it is handled
         return states
