@@ -31,16 +31,18 @@ class Pace:
 
     def add(self, progress: Progress, now: float | None = None) -> None:
         """None; notes how far the run is, `now` in seconds of time.monotonic()."""
+        now = time.monotonic() if now is None else now
+        pools = (progress.encoders, progress.preprocessors)
+        if self._points:
+            last = self._points[-1]
+            if last.pools == pools and now - last.at < _STEP_S:
+                return
         point = _Point(
-            at=time.monotonic() if now is None else now,
+            at=now,
             images=progress.images,
             tokens=progress.tokens + progress.open_tokens,
-            pools=(progress.encoders, progress.preprocessors),
+            pools=pools,
         )
-        if len(self._points) > 1:
-            before, last = self._points[-2], self._points[-1]
-            if last.at - before.at < _STEP_S and before.pools == last.pools == point.pools:
-                self._points.pop()
         self._points.append(point)
         while point.at - self._points[0].at > _WINDOW_S:
             self._points.popleft()

@@ -20,7 +20,7 @@ from pipeline.records import Pack
 from pipeline.storage import Storage
 from pipeline.work import prepare_work
 from pipeline.writer import Lease
-from tests.integration.conftest import REPOSITORY, plant, read_rows, write_shard
+from tests.integration.conftest import REPOSITORY, plant, read_rows, write_photo_shard, write_shard
 
 NUM_SHARDS, NUM_IMAGES = 16, 8
 STORE = 150 << 20
@@ -114,11 +114,8 @@ def nothing_planted(planted):
 
 @pytest.fixture
 def make_config(tmp_path, photos, write_config):
-    names = list(photos)
     for number in range(NUM_SHARDS):
-        chosen = [names[(number * 5 + i) % len(names)] for i in range(NUM_IMAGES)]
-        members = {f"{i}-{name}": photos[name] for i, name in enumerate(chosen)}
-        write_shard(tmp_path / "shards" / f"{number:02d}.tar", members)
+        write_photo_shard(tmp_path / "shards" / f"{number:02d}.tar", photos, NUM_IMAGES)
 
     def make(**sections):
         workers = {

@@ -30,6 +30,13 @@ def write_shard(path: Path, members: dict[str, bytes]) -> Path:
     return path
 
 
+def write_photo_shard(path: Path, photos: dict[str, bytes], size: int) -> Path:
+    """A shard of `size` photos; which ones, its number says, which is the file's name."""
+    names = list(photos)
+    chosen = [names[(int(path.stem) * 5 + i) % len(names)] for i in range(size)]
+    return write_shard(path, {f"{i}-{name}": photos[name] for i, name in enumerate(chosen)})
+
+
 def plant(site: Path, code: str) -> None:
     """Runs code at the start of each Python whose PYTHONPATH has the folder `site` first.
 

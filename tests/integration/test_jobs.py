@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.conftest import REPOSITORY, read_rows, write_shard
+from tests.integration.conftest import REPOSITORY, read_rows, write_photo_shard
 from tests.integration.ray_head import RAY, ray_head
 
 NUM_SHARDS, NUM_IMAGES = 80, 8  # half a minute of work: ray job stop itself takes seconds
@@ -29,11 +29,8 @@ def head():
 
 @pytest.fixture
 def config(tmp_path, photos, write_config):
-    names = list(photos)
     for number in range(NUM_SHARDS):
-        chosen = [names[(number * 5 + i) % len(names)] for i in range(NUM_IMAGES)]
-        members = {f"{i}-{name}": photos[name] for i, name in enumerate(chosen)}
-        write_shard(tmp_path / "shards" / f"{number:02d}.tar", members)
+        write_photo_shard(tmp_path / "shards" / f"{number:02d}.tar", photos, NUM_IMAGES)
     return write_config(packing={"streams_per_encoder": 1, "token_budget": 1024})
 
 
