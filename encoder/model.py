@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from encoder.attention import Segments, attend
 from encoder.config import EncoderConfig
+from encoder.linear import Linear, in_blocks
 from encoder.output import Readout
 
 __all__ = ["BYTE_CENTRE", "VisionTower"]
@@ -30,7 +31,7 @@ class VisionTower(nn.Module):
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_eps
         self.readout = readout
-        self.patch = nn.Linear(config.patch_values, width)
+        self.patch = Linear(config.patch_values, width)
         self.positions = nn.Parameter(torch.empty(config.grid_side, config.grid_side, width))
         self.blocks = nn.ModuleList(Block(config) for _ in range(readout.blocks))
         self.norm = nn.LayerNorm(width, eps=eps) if readout.norm_after is not None else None
@@ -64,7 +65,8 @@ class VisionTower(nn.Module):
         self, pixel_values: Tensor, positions: Tensor, segments: Segments
     ) -> Iterator[Tensor]:
         """Yields the hidden states [T, D] before the first block and after each."""
-        x = self.patch(pixel_values.to(self.patch.weight.dtype) - BYTE_CENTRE) + positions
+        centred = pixel_values.to(self.patch.weight.dtype).sub_(BYTE_CENTRE)
+        x = self.patch(centred) + positions
         yield x
         for number, block in enumerate(self.blocks, 1):
             x = block(x, segments)
@@ -88,8 +90,8 @@ class Block(nn.Module):
         width, eps = config.hidden_size, config.layer_norm_eps
         self.num_heads = config.num_attention_heads
         self.norm1 = nn.LayerNorm(width, eps=eps)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
         self.norm2 = nn.LayerNorm(width, eps=eps)
         self.mlp = Mlp(config)
 
@@ -110,8 +112,8 @@ class PoolingHead(nn.Module):
         width = config.hidden_size
         self.num_heads = config.num_attention_heads
         self.query = nn.Parameter(torch.empty(width))  # the probe after its own projection
-        self.key_value = nn.Linear(width, 2 * width)
-        self.out = nn.Linear(width, width)
+        self.key_value = Linear(width, 2 * width)
+        self.out = Linear(width, width)
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.mlp = Mlp(config)
 
@@ -131,10 +133,13 @@ class Mlp(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.fc1 = Linear(config.hidden_size, config.intermediate_size, gelu=True)
+        self.fc2 = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, D] from [rows, D]."""
-        y: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return in_blocks(self._layers, x) if self.fc1.laid_out else self._layers(x)
+
+    def _layers(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc2(self.fc1(x))
         return y

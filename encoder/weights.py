@@ -7,6 +7,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from encoder.checkpoint import Checkpoint
+from encoder.linear import lay_out_weights
 from encoder.model import BYTE_CENTRE, VisionTower
 from encoder.output import Readout
 from encoder.processor import Processor
@@ -40,7 +41,10 @@ def load_tower(
         for name, tensor in _state(read, checkpoint, readout)
     }
     tower.load_state_dict(state, strict=True, assign=True)
-    return tower.requires_grad_(False).eval()
+    tower.requires_grad_(False).eval()
+    if device.type == "cpu":
+        lay_out_weights(tower)
+    return tower
 
 
 def _state(read: Read, checkpoint: Checkpoint, readout: Readout) -> Iterator[tuple[str, Tensor]]:

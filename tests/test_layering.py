@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     line.split()
     for line in (
-        "encoder.config encoder.grid encoder.pack_layout encoder.position encoder.transfer",
+        "encoder.config encoder.grid encoder.linear encoder.pack_layout encoder.position encoder.transfer",
         "encoder.attention encoder.budget encoder.causes encoder.geometry encoder.tensors",
         "encoder.diagnosis encoder.output encoder.processor",
         "encoder.batch encoder.model encoder.source",
@@ -78,6 +78,7 @@ IMPORT_TORCH = {
     "encoder.attention",
     "encoder.budget",
     "encoder.infer",
+    "encoder.linear",
     "encoder.model",
     "encoder.non_finite",
     "encoder.position",
