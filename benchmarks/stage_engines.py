@@ -96,7 +96,7 @@ def embedmill(folder: Path, output: Path, preprocessors: int, *, encoder: bool) 
     work = prepare_work(config, storage)
     with connect(config):
         start = time.perf_counter()
-        progress = run_leases(work, storage, lambda _: None)
+        progress = run_leases(work, storage, [])
         seconds = time.perf_counter() - start
     if progress.failed:
         raise RuntimeError(f"shards failed: {progress.failed}")

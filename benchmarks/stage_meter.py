@@ -47,6 +47,7 @@ class CpuMeter:
         self._times: list[float] = []
         self._seconds: dict[int, list[float]] = {}  # by process, one value for each sample
         self._kinds: dict[int, str] = {}
+        self._sampling = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -61,14 +62,16 @@ class CpuMeter:
     def between(self, begin: float, end: float) -> dict[str, float]:
         """CPU seconds by kind of process, between two times of the monotonic clock."""
         spent: Counter[str] = Counter()
-        for process, seconds in self._seconds.items():
-            start, stop = np.interp((begin, end), self._times, seconds)
-            spent[self._kinds[process]] += float(stop - start)
+        with self._sampling:
+            for process, seconds in self._seconds.items():
+                start, stop = np.interp((begin, end), self._times, seconds)
+                spent[self._kinds[process]] += float(stop - start)
         return dict(sorted(spent.items()))
 
     def _run(self) -> None:
         while not self._stop.wait(0.5):
-            self._sample()
+            with self._sampling:
+                self._sample()
 
     def _sample(self) -> None:
         self._times.append(time.monotonic())

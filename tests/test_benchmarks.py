@@ -1,9 +1,11 @@
 """The benchmarks run to their end at small size. Their figures are not looked at."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,44 @@ def test_scale(tmp_path):
     first, *_, last = figures["samples"]
     assert (first["done"], first["queued"]) == (0, 100)
     assert (last["done"], last["queued"], last["open"], last["held"]) == (100, 0, 0, 0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_stage(tmp_path):
+    engines = "embedmill", "embedmill, no encoder", "plain loops, no encoder"
+    sizes = "--copies", 10, "--rounds", 1, "--engines", *engines
+    figures = figures_of(tmp_path, "stage.py", PHOTOS, *sizes)
+    assert figures["runs"].keys() == set(engines)
+    for (run,) in figures["runs"].values():
+        assert run["images"] == figures["images"]
+        assert 0 < run["images_per_s"] < run["steady"]["images_per_s"]
+        assert all(spent >= 0 for spent in run["steady"]["cpu_ms_per_image"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_transport(tmp_path):
+    figures = figures_of(tmp_path, "transport.py", "--packs", 20, "--rounds", 1)
+    pack = figures["64 images of 256 patches"]
+    assert pack["pixels"] == 64 * 256 * 768
+    assert 0 < pack["other"] < 0.01 * pack["pixels"]
+    assert figures["one patch"]["ms"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_cold_start(tmp_path):
+    (seconds,) = figures_of(tmp_path, "cold_start.py", "--rounds", 1)["rounds"]
+    assert 0 < seconds["command line"] < seconds["Ray"] < seconds["first shard"] <= seconds["end"]
+
+
+def test_the_meter_may_be_read_while_it_samples(monkeypatch):
+    """It was read with more times than samples, one time in three on a busy machine."""
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
+    meter = importlib.import_module("stage_meter").CpuMeter()
+    begin = time.monotonic()
+    with meter:
+        while (now := time.monotonic()) < begin + 1.7:
+            spent = meter.between(begin, now)
+    assert spent["driver"] > 0
