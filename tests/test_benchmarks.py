@@ -69,7 +69,11 @@ def figures_of(folder, script, *arguments) -> dict:
     """What a benchmark writes to --json."""
     path = folder / "figures.json"
     command = [sys.executable, REPOSITORY / "benchmarks" / script, *arguments, "--json", path]
-    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PYTHONPATH": str(REPOSITORY),
+        "PATH": os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, env=environment, timeout=200
     )
