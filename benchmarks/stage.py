@@ -34,6 +34,7 @@ from paired import ratio
 ENGINES = (
     "embedmill",
     "ray data",
+    "ray data, its decoder",
     "ray data, packed",
     "clip-retrieval reader",
     "embedmill, no encoder",
@@ -43,6 +44,7 @@ ENGINES = (
 # What an engine is compared with: images/s of the second over its own.
 AGAINST = {
     "ray data": "embedmill",
+    "ray data, its decoder": "embedmill",
     "ray data, packed": "embedmill",
     "clip-retrieval reader": "embedmill",
     "ray data, no encoder": "embedmill, no encoder",
@@ -144,6 +146,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         "embedmill, no encoder": partial(stage_engines.embedmill, encoder=False),
         "plain loops, no encoder": stage_engines.plain_loops,
         "ray data": partial(stage_peers.ray_data, encoder=True),
+        "ray data, its decoder": partial(stage_peers.ray_data, encoder=True, decoder=True),
         "ray data, no encoder": partial(stage_peers.ray_data, encoder=False),
         "ray data, packed": stage_peers.ray_data_packed,
         "clip-retrieval reader": stage_peers.clip_retrieval,

@@ -43,9 +43,14 @@ class Process:
         self._processor = Siglip2ImageProcessor(patch_size=PATCH_SIZE, max_num_patches=256)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        images = [Image.open(io.BytesIO(data)).convert("RGB") for data in batch["jpg"]]
-        inputs = self._processor(images=images, return_tensors="np")
+        inputs = self._processor(images=list(map(_image, batch["jpg"])), return_tensors="np")
         return {"key": batch["__key__"], **inputs}
+
+
+def _image(value: bytes | np.ndarray) -> Image.Image:
+    """An RGB image of a file's bytes, or of the pixels that Ray Data's decoder makes of them."""
+    image = Image.open(io.BytesIO(value)) if isinstance(value, bytes) else Image.fromarray(value)
+    return image.convert("RGB")
 
 
 class Encode:
@@ -64,10 +69,12 @@ class Encode:
         return {"key": batch["key"], "embedding": vectors}
 
 
-def ray_data(folder: Path, output: Path, preprocessors: int, *, encoder: bool) -> dict[str, Any]:
+def ray_data(
+    folder: Path, output: Path, preprocessors: int, *, encoder: bool, decoder: bool = False
+) -> dict[str, Any]:
     start_ray(preprocessors)
     start = time.perf_counter()
-    rows = _read(folder).map_batches(
+    rows = _read(folder, decoder=decoder).map_batches(
         Process, batch_size=BATCH, compute=ActorPoolStrategy(size=preprocessors), num_cpus=1
     )
     rows = rows.map_batches(
@@ -156,9 +163,10 @@ def start_ray(preprocessors: int) -> None:
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 
-def _read(folder: Path) -> Any:
+def _read(folder: Path, *, decoder: bool = False) -> Any:
+    """The shards' samples: files as bytes, or as Ray Data's `decoder` makes them by default."""
     shards = sorted(str(path) for path in (folder / "shards").glob("*.tar"))
-    return ray.data.read_webdataset(shards, decoder=None)
+    return ray.data.read_webdataset(shards, decoder=decoder or None)
 
 
 # --- clip-retrieval's reader -------------------------------------------------------------------

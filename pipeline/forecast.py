@@ -13,7 +13,7 @@ from pipeline.image_header import probe
 from pipeline.packing import make_pack
 from pipeline.parallel import in_threads
 from pipeline.records import PatchedImage, RawSample, Rejection
-from pipeline.shards import ShardSamples
+from pipeline.shards import stored_samples
 from pipeline.stage import RunPlan, image_preparer, prepared
 from pipeline.storage import Storage, canonical_url
 
@@ -121,13 +121,7 @@ def _sample_shard(url: str, plan: RunPlan, storage: Storage, count: int, found: 
     prepare_image, settings = image_preparer(plan), plan.config.preprocess
     with storage.open(url) as stream:
         found.shards += 1
-        samples = ShardSamples(
-            stream,
-            shard=canonical_url(url),
-            config=plan.config.input,
-            size=stream.info.size,
-            max_image_bytes=settings.max_image_bytes,
-        )
+        samples = stored_samples(stream, plan.config.input, settings)
         start, whole = time.perf_counter(), True
         for taken, sample in enumerate(samples):
             if taken == count:

@@ -16,7 +16,7 @@ from pipeline.packing import group_images
 from pipeline.preprocess import prepare
 from pipeline.records import PatchedImage, RawSample, Rejection, SampleId
 from pipeline.resize import resolve_kernel
-from pipeline.shards import ShardSamples
+from pipeline.shards import stored_samples
 from pipeline.specs import list_shards
 from pipeline.storage import Storage, canonical_url
 
@@ -151,13 +151,7 @@ def _shard(
 ) -> Iterator[RawSample | Rejection]:
     shard = canonical_url(url)
     with storage.open(url) as stream:
-        samples = ShardSamples(
-            stream,
-            shard=shard,
-            config=inputs,
-            size=stream.info.size,
-            max_image_bytes=preprocess.max_image_bytes,
-        )
+        samples = stored_samples(stream, inputs, preprocess)
         try:
             yield from samples
         except ShardError as error:

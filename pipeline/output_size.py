@@ -4,7 +4,7 @@ from pipeline.config import MAX_SHARD_OUTPUT_BYTES, RunConfig
 from pipeline.errors import ConfigError, ShardError, StorageError
 from pipeline.manifest import ModelFacts
 from pipeline.records import RawSample
-from pipeline.shards import ShardSamples
+from pipeline.shards import stored_samples
 from pipeline.storage import Storage, canonical_url
 
 _SAMPLE_BYTES = 8 << 20  # the reader is up to 256 KiB ahead of the samples it has given
@@ -40,13 +40,7 @@ def check_output_size(url: str, config: RunConfig, model: ModelFacts, storage: S
 
 def _estimated_images(url: str, config: RunConfig, storage: Storage) -> float:
     with storage.open(url) as stream:
-        samples = ShardSamples(
-            stream,
-            shard=canonical_url(url),
-            config=config.input,
-            size=stream.info.size,
-            max_image_bytes=config.preprocess.max_image_bytes,
-        )
+        samples = stored_samples(stream, config.input, config.preprocess)
         images = 0
         for item in samples:
             images += isinstance(item, RawSample)

@@ -15,7 +15,7 @@ from pipeline.records import RawSample, Rejection
 from pipeline.resize import resolve_kernel
 from pipeline.run_encoder import device_here, load_run_encoder
 from pipeline.run_record import RunRecord
-from pipeline.shards import ShardSamples
+from pipeline.shards import stored_samples
 from pipeline.stage import Prepare, RunPlan, image_preparer
 from pipeline.storage import Storage, canonical_url
 from pipeline.verify import Report
@@ -143,13 +143,7 @@ def _compute(
     wanted = {row.index: row.key for row in stored}
     prepare = image_preparer(plan)
     with storage.open(source) as stream:
-        samples = ShardSamples(
-            stream,
-            shard=stored[0].shard,
-            config=plan.config.input,
-            size=stream.info.size,
-            max_image_bytes=plan.config.preprocess.max_image_bytes,
-        )
+        samples = stored_samples(stream, plan.config.input, plan.config.preprocess)
         for sample in samples:
             if sample.index not in wanted:
                 continue

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pipeline.compression import ByteSource, Readable, TruncatedError
-from pipeline.config import InputConfig
+from pipeline.config import InputConfig, PreprocessConfig
 from pipeline.errors import ShardError
 from pipeline.keys import is_image, is_meta_key, printable, skip_reason, split_name
 from pipeline.metadata import MAX_METADATA_BYTES, read_columns
+from pipeline.ranged import RangedReader
 from pipeline.records import RawSample, Rejection, RejectReason, SampleId
 from pipeline.tar import TarReader
 from pipeline.tar_header import Member
@@ -32,6 +33,19 @@ class _Group:
     image: bytes = b""
     second_image: str = ""
     texts: dict[str, bytes | None] = field(default_factory=dict)  # None: too large to read
+
+
+def stored_samples(
+    stream: RangedReader, inputs: InputConfig, preprocess: PreprocessConfig
+) -> "ShardSamples":
+    """The samples of a shard that storage opened."""
+    return ShardSamples(
+        stream,
+        shard=stream.info.url,
+        config=inputs,
+        size=stream.info.size,
+        max_image_bytes=preprocess.max_image_bytes,
+    )
 
 
 class ShardSamples:

@@ -31,7 +31,7 @@ from pipeline.records import (
     StreamItem,
 )
 from pipeline.reject_limits import describe_reasons
-from pipeline.shards import ShardSamples
+from pipeline.shards import stored_samples
 from pipeline.storage import Storage, canonical_url
 from pipeline.tables import embeddings_schema
 from pipeline.writer import Explain, Lease, Outcome, ShardWriter
@@ -104,13 +104,7 @@ def prepare_shard(
     tally = _Tally()
     shard = canonical_url(url)
     with storage.open(url) as stream:
-        samples = ShardSamples(
-            stream,
-            shard=shard,
-            config=config.input,
-            size=stream.info.size,
-            max_image_bytes=config.preprocess.max_image_bytes,
-        )
+        samples = stored_samples(stream, config.input, config.preprocess)
         groups = group_images(
             _patched(samples, plan, tally, prepare_image),
             token_budget=config.packing.token_budget,
