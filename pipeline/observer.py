@@ -75,12 +75,16 @@ class Observer:
         elapsed = time.monotonic() - self._measured_at
         before, self._states, self._measured_at = self._states, states, time.monotonic()
         progress.load = load = load_between(before, states, elapsed)
+        if load is None:
+            return  # nothing to compare
         ready = self._preprocessors.ready
-        leaving = sum(member.retiring for member in ready)
-        if load is None or len(ready) - leaving < self.num_preprocessors:
-            return  # nothing to compare, or the last decision has not taken effect yet
+        size = sum(not member.retiring for member in ready)
         decision = self._scaler.decide(
-            self.num_preprocessors, load, useful=progress.remaining, may_shrink=not leaving
+            size,
+            load,
+            useful=progress.remaining,
+            may_grow=size == self.num_preprocessors,  # there may be no place for more, for long
+            may_shrink=size == len(ready),
         )
         if decision is not None:
             self.num_preprocessors = decision.size

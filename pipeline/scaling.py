@@ -44,16 +44,23 @@ class PreprocessorScaler:
         self._agreeing = 0  # positive: that many times starved; negative: blocked
 
     def decide(
-        self, size: int, load: Load, *, useful: int, may_shrink: bool = True
+        self,
+        size: int,
+        load: Load,
+        *,
+        useful: int,
+        may_grow: bool = True,
+        may_shrink: bool = True,
     ) -> Decision | None:
         """A new size and why, or None where the pool stays as it is.
 
-        `useful` is how many could find work at all: one for each shard that is left. While members
-        that were too many still end their leases, the pool may not shrink further.
+        `size` is that of the pool at work, `useful` how many could find work at all: one for each
+        shard that is left. While members that were asked for have not started, the pool may not
+        grow further; while members that were too many still end their leases, not shrink.
         """
         fewer = min(size, max(self._low, size - max(1, size // 4)))
         enough = size * (1 - load.blocked_share) <= _ROOM * fewer
-        self._observe(load, shrinks=may_shrink and fewer < size and enough)
+        self._observe(load, shrinks=may_shrink and fewer < size and enough, grows=may_grow)
         share = f"Encoders compute {load.busy_share:.0%}, streams wait {load.blocked_share:.0%}"
         if self._agreeing >= _AGREEING:
             most = min(self._high, useful)
@@ -62,10 +69,10 @@ class PreprocessorScaler:
             return self._move(size, fewer, share)
         return None
 
-    def _observe(self, load: Load, *, shrinks: bool) -> None:
+    def _observe(self, load: Load, *, shrinks: bool, grows: bool) -> None:
         if shrinks:
             self._agreeing = min(self._agreeing, 0) - 1
-        elif load.busy_share < STARVED_BELOW and load.blocked_share < _BLOCKED_ABOVE:
+        elif grows and load.busy_share < STARVED_BELOW and load.blocked_share < _BLOCKED_ABOVE:
             self._agreeing = max(self._agreeing, 0) + 1
         else:
             self._agreeing = 0

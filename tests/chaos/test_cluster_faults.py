@@ -28,6 +28,7 @@ STORE = 150 << 20
 # for a fault; `take` removes it, so that it happens once.
 PLANTED = """
 import os, pathlib, time
+import ray
 import encoder.infer as infer
 import pipeline.actors as actors
 import pipeline.preprocess as preprocess
@@ -59,6 +60,8 @@ def hanging_submit(*arguments, **options):
     return submit(*arguments, **options)
 
 def hanging_shard(*arguments):
+    with open(folder / "streams", "a") as stream:
+        print(ray.get_runtime_context().get_node_id(), file=stream)
     if take("hang before a shard"):
         time.sleep(1000)
     yield from prepare(*arguments)
@@ -236,6 +239,10 @@ def test_a_draining_node_gets_no_new_leases(cluster, planted, make_config, tmp_p
         )
         assert accepted, why
         wait_for("gets no new leases, its node drains", log, process)
+        before = (planted / "streams").read_text().split()
         (planted / "slow").unlink()
         assert process.wait(timeout=300) == 0, log.read_text()
     check_rows(tmp_path)
+    after = (planted / "streams").read_text().split()[len(before) :]
+    assert after.count(node["NodeID"]) <= 2, "those were leased before"
+    assert len(after) >= NUM_SHARDS - 4

@@ -64,6 +64,14 @@ def test_while_some_still_leave_the_pool_may_grow_and_not_shrink():
         assert (decision and decision.size) == size
 
 
+def test_while_some_have_no_place_yet_the_pool_may_shrink_and_not_grow():
+    for load, size in ((STARVED, None), (BLOCKED, 3)):
+        scaler = PreprocessorScaler(low=1, high=8)
+        for _ in range(2):
+            decision = scaler.decide(4, load, useful=100, may_grow=False)
+        assert (decision and decision.size) == size
+
+
 def test_a_pool_between_two_sizes_settles_on_the_larger():
     """One Preprocessor does 0.7 of what the Encoder takes."""
     scaler, size, seen = PreprocessorScaler(low=1, high=8), 1, []
