@@ -18,7 +18,6 @@ from typing import Literal, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from encoder.transfer import upload_integers
 
@@ -172,6 +171,9 @@ def _attend_sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments) 
 
 
 def _attend_varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments) -> Tensor:
+    # Loads torch's compiler and sympy too: 1.3 s and 71 MiB, which no process on a CPU is to pay.
+    from torch.nn.attention.varlen import varlen_attn
+
     longest = max(segments.lengths)
     per_token = _per_token(query, key)
     # Seven positionals: the keywords that follow have changed from release to release. A query for

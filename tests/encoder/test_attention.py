@@ -3,8 +3,8 @@ import re
 
 import pytest
 import torch
+from torch.nn.attention import varlen
 
-from encoder import attention
 from encoder.attention import Run, attend, choose_backend, describe_segments, probe_backend
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def plain_kernel(query, key, value, cu_query, cu_key, max_query, max_key):
 @pytest.fixture(autouse=True)
 def varlen_without_cuda(monkeypatch):
     """The layout that varlen hands to its kernel, tested with a plain one in the kernel's place."""
-    monkeypatch.setattr(attention, "varlen_attn", plain_kernel)
+    monkeypatch.setattr(varlen, "varlen_attn", plain_kernel)
 
 
 def segments(lengths, backend):
@@ -162,7 +162,7 @@ def test_varlen_is_chosen_where_it_can_run_and_refused_elsewhere(
 def test_a_kernel_that_gives_something_else_is_found_at_the_start(monkeypatch):
     options = {"num_heads": 2, "head_width": 72, "device": CPU}
     probe_backend("varlen", **options)
-    monkeypatch.setattr(attention, "varlen_attn", lambda q, *_: q)
+    monkeypatch.setattr(varlen, "varlen_attn", lambda q, *_: q)
     probe_backend("sdpa", **options)
     with pytest.raises(RuntimeError, match=r"varlen must agree with reference .* 2 heads of 72"):
         probe_backend("varlen", **options)
