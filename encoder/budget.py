@@ -9,7 +9,7 @@ __all__ = ["forward_budget", "forward_bytes"]
 # A larger pass than this fills no device better, and its activations leave every cache: base in
 # bfloat16 has 100 MB in each tensor of width D at 65,536 tokens. Not measured on a GPU.
 _MOST_TOKENS = 65_536
-_CPU_TOKENS = 4_096
+_CPU_TOKENS = 4_096  # as fast as 2,048; 1,024 and 8,192 are slower (docs/benchmarks.md)
 _SHARE = 0.5  # of free device memory; the rest is for packs in flight and fragments
 
 
@@ -28,7 +28,7 @@ def forward_bytes(config: EncoderConfig, dtype: torch.dtype) -> int:
 def forward_budget(config: EncoderConfig, *, device: torch.device, dtype: torch.dtype) -> int:
     """Tokens in one forward pass: what half the free memory of a CUDA device holds, at most 65,536.
 
-    On a CPU 4,096, which was not compared with others.
+    On a CPU 4,096.
     """
     if device.type != "cuda":
         return _CPU_TOKENS
