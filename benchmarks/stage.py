@@ -138,20 +138,26 @@ def _work(options: argparse.Namespace) -> dict[str, Any]:
 
 def _run(options: argparse.Namespace) -> dict[str, Any]:
     import stage_engines
-    import stage_peers
 
     arguments = options.photos, options.output, options.workers
-    functions = {
+    own = {
         "embedmill": partial(stage_engines.embedmill, encoder=True),
         "embedmill, no encoder": partial(stage_engines.embedmill, encoder=False),
         "plain loops, no encoder": stage_engines.plain_loops,
+    }
+    if options.engine in own:
+        return own[options.engine](*arguments)
+
+    import stage_peers  # these need more than embedmill does
+
+    peers = {
         "ray data": partial(stage_peers.ray_data, encoder=True),
         "ray data, its decoder": partial(stage_peers.ray_data, encoder=True, decoder=True),
         "ray data, no encoder": partial(stage_peers.ray_data, encoder=False),
         "ray data, packed": stage_peers.ray_data_packed,
         "clip-retrieval reader": stage_peers.clip_retrieval,
     }
-    return functions[options.engine](*arguments)
+    return peers[options.engine](*arguments)
 
 
 def markdown(result: dict[str, Any]) -> str:

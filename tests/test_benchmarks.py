@@ -125,6 +125,7 @@ def test_scale(tmp_path):
     assert (last["done"], last["queued"], last["open"], last["held"]) == (100, 0, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_stage(tmp_path):
@@ -148,6 +149,7 @@ def test_transport(tmp_path):
     assert figures["one patch"]["ms"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_cold_start(tmp_path):
