@@ -70,7 +70,7 @@ class Encode:
 
 
 def ray_data(
-    folder: Path, output: Path, preprocessors: int, *, encoder: bool, decoder: bool = False
+    folder: Path, output: Path, preprocessors: int, *, encoder: bool, decoder: bool | None = None
 ) -> dict[str, Any]:
     start_ray(preprocessors)
     start = time.perf_counter()
@@ -163,10 +163,10 @@ def start_ray(preprocessors: int) -> None:
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 
-def _read(folder: Path, *, decoder: bool = False) -> Any:
-    """The shards' samples: files as bytes, or as Ray Data's `decoder` makes them by default."""
+def _read(folder: Path, *, decoder: bool | None = None) -> Any:
+    """The shards' samples: files as bytes, or where `decoder` is True as Ray Data decodes them."""
     shards = sorted(str(path) for path in (folder / "shards").glob("*.tar"))
-    return ray.data.read_webdataset(shards, decoder=decoder or None)
+    return ray.data.read_webdataset(shards, decoder=decoder)
 
 
 # --- clip-retrieval's reader -------------------------------------------------------------------

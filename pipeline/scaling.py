@@ -60,7 +60,8 @@ class PreprocessorScaler:
         """
         fewer = min(size, max(self._low, size - max(1, size // 4)))
         enough = size * (1 - load.blocked_share) <= _ROOM * fewer
-        self._observe(load, shrinks=may_shrink and fewer < size and enough, grows=may_grow)
+        starved = load.busy_share < STARVED_BELOW and load.blocked_share < _BLOCKED_ABOVE
+        self._observe(shrinks=may_shrink and fewer < size and enough, grows=may_grow and starved)
         share = f"Encoders compute {load.busy_share:.0%}, streams wait {load.blocked_share:.0%}"
         if self._agreeing >= _AGREEING:
             most = min(self._high, useful)
@@ -69,10 +70,10 @@ class PreprocessorScaler:
             return self._move(size, fewer, share)
         return None
 
-    def _observe(self, load: Load, *, shrinks: bool, grows: bool) -> None:
+    def _observe(self, *, shrinks: bool, grows: bool) -> None:
         if shrinks:
             self._agreeing = min(self._agreeing, 0) - 1
-        elif grows and load.busy_share < STARVED_BELOW and load.blocked_share < _BLOCKED_ABOVE:
+        elif grows:
             self._agreeing = max(self._agreeing, 0) + 1
         else:
             self._agreeing = 0

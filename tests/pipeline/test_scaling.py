@@ -56,19 +56,16 @@ def test_the_smallest_pool_grows_where_encoders_starve_and_streams_move(busy, bl
     assert sizes([load] * 2, start=1)[-1] == after
 
 
-def test_while_some_still_leave_the_pool_may_grow_and_not_shrink():
-    for load, size in ((BLOCKED, None), (STARVED, 6)):
+@pytest.mark.parametrize(
+    ("limit", "starved", "blocked"),
+    [("may_shrink", 6, None), ("may_grow", None, 3)],
+    ids=["while some still leave", "while some have no place yet"],
+)
+def test_no_second_step_in_a_direction_in_which_one_is_under_way(limit, starved, blocked):
+    for load, size in ((STARVED, starved), (BLOCKED, blocked)):
         scaler = PreprocessorScaler(low=1, high=8)
         for _ in range(2):
-            decision = scaler.decide(4, load, useful=100, may_shrink=False)
-        assert (decision and decision.size) == size
-
-
-def test_while_some_have_no_place_yet_the_pool_may_shrink_and_not_grow():
-    for load, size in ((STARVED, None), (BLOCKED, 3)):
-        scaler = PreprocessorScaler(low=1, high=8)
-        for _ in range(2):
-            decision = scaler.decide(4, load, useful=100, may_grow=False)
+            decision = scaler.decide(4, load, useful=100, **{limit: False})
         assert (decision and decision.size) == size
 
 
